@@ -1,0 +1,14 @@
+"""Whether prepared weights are right, how fast that was, and what changed: `python -m harness`."""
+
+
+class UsageError(ValueError):
+    """A command line, config or file that cannot be used: one sentence for the user, exit code 4."""
+
+
+def suggest(name: str, known: list[str]) -> str:
+    """The tail of an error about an unknown name: the close matches, then the whole list."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ";"
+    return f"{hint} known: {', '.join(sorted(known))}"
