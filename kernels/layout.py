@@ -26,6 +26,14 @@ from einops import rearrange
 
 from kernels.errors import LayoutError
 
+# How a consumer's library returns the storage [e, rows, cols]: always the same memory, other strides.
+VIEWS = {
+    "rows_cols": "e r c -> e r c",
+    "cols_rows": "e r c -> e c r",
+    "blackwell_5d": "e (rn rk) (o b) -> 1 (e rn) rk o b",
+    "mma_6d": "e (rn rk) (ni no kk) -> ni no rn kk rk e",
+}
+
 _GROUP = re.compile(r"\(([^()]*)\)|(\S+)")
 _WORD_CHUNK = 1 << 18  # 32-bit words a bit permutation holds at a time: 1 MiB, stays in L2
 
@@ -108,12 +116,16 @@ class Layout:
             if len(free) != 1:
                 raise refuse(f"source axis {'nk'[dim]} needs exactly one size to infer, has {free}")
             if dim == 1 and group[0] != free[0]:
-                raise refuse(f"the inferred axis {free[0]!r} of k must come first: k is padded at its end")
+                raise refuse(
+                    f"the inferred axis {free[0]!r} of k must come first: k is padded at its end"
+                )
             if self.align[dim] % (tile := self.tile[dim]):
                 raise refuse(f"align {self.align[dim]} along {'nk'[dim]} is no multiple of {tile}")
         for name in self.flip:
             if self.sizes.get(name) != 2:
                 raise refuse(f"flip of axis {name!r}: only an axis of size 2 can be exchanged")
+        if self.view not in VIEWS:
+            raise refuse(f"view {self.view!r} is none of {', '.join(VIEWS)}")
         if self.bits is not None and sorted(self.bits) != list(range(32)):
             raise refuse("bits is no permutation of the 32 bits of a word")
 
@@ -157,6 +169,11 @@ class Layout:
             sizes[next(name for name in group if name not in self.sizes)] = total // tile
         return sizes
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Checkpoint order without any alignment: nothing to move, so storage may be the input itself."""
+        return self.source_axes == self.storage_axes and not self.flip and self.align == (1, 1)
+
     def storage_shape(self, n: int, k: int) -> tuple[int, int]:
         """(rows, cols) of one matrix in storage; rows * cols is its byte count for byte elements."""
         extents = self.extents(n, k)
@@ -174,9 +191,7 @@ class Layout:
                 stride *= extents[name]
         digits, stride = [], 1
         for name in reversed([name for group in self.storage_axes for name in group]):
-            digits.append(
-                Digit(name, extents[name], *place[name], stride, name in self.flip)
-            )
+            digits.append(Digit(name, extents[name], *place[name], stride, name in self.flip))
             stride *= extents[name]
         return tuple(reversed(digits))
 
@@ -186,10 +201,14 @@ class Layout:
         Raises LayoutError for fewer than two axes, or for `bits` on another dtype than uint8.
         """
         self._check(x)
+        if _is_float8(x):
+            return self.forward(x.view(torch.uint8)).view(x.dtype)
         n, k = x.shape[-2:]
         rows, cols = self.storage_shape(n, k)
         if x.numel() == 0:
-            return torch.full((*x.shape[:-2], rows, cols), self.fill, dtype=x.dtype, device=x.device)
+            return torch.full(
+                (*x.shape[:-2], rows, cols), self.fill, dtype=x.dtype, device=x.device
+            )
         out = self._permute(self._pad(x), n, k, back=False)
         out = out.clone() if out.data_ptr() == x.data_ptr() else out.contiguous()
         return permute_bits_(out, self.bits) if self.bits else out
@@ -199,6 +218,8 @@ class Layout:
 
         Raises LayoutError when the storage is not that of an n x k matrix.
         """
+        if _is_float8(storage):
+            return self.inverse(storage.view(torch.uint8), n, k).view(storage.dtype)
         rows, cols = self.storage_shape(n, k)
         if storage.shape[-2:] != (rows, cols):
             if storage.ndim < 1 or storage.shape[-1] != rows * cols:
@@ -212,6 +233,20 @@ class Layout:
             inverse_bits = tuple(sorted(range(32), key=self.bits.__getitem__))
             storage = permute_bits_(storage.contiguous().clone(), inverse_bits)
         return self._unpad(self._permute(storage, n, k, back=True), n, k).contiguous()
+
+    def consumer_view(self, storage: torch.Tensor, n: int, k: int) -> torch.Tensor:
+        """Storage [E, rows, cols] as the consumer's library shapes it (`view`); shares memory, always."""
+        rn, rk = (p // a for p, a in zip(self.padded(n, k), (128, 4), strict=True))
+        sizes = {
+            "blackwell_5d": {"rn": rn, "rk": rk, "o": 2},
+            "mma_6d": {"rn": rn, "rk": rk, "no": 4, "kk": 4},
+        }
+        view = rearrange(storage, VIEWS[self.view], **sizes.get(self.view, {}))
+        if storage.numel() and view.data_ptr() != storage.data_ptr():
+            raise LayoutError(
+                f"layout {self.name!r}: storage {tuple(storage.shape)} is not contiguous"
+            )
+        return view
 
     def offsets(self, n: int, k: int) -> torch.Tensor:
         """int64 [n, k]: each element's offset in the flat storage of one matrix, before `bits`."""
@@ -254,11 +289,18 @@ class Layout:
 
     def _check(self, x: torch.Tensor) -> None:
         if x.ndim < 2:
-            raise LayoutError(f"layout {self.name!r}: tensor {tuple(x.shape)} has fewer than 2 axes")
+            raise LayoutError(
+                f"layout {self.name!r}: tensor {tuple(x.shape)} has fewer than 2 axes"
+            )
         if self.bits and x.dtype != torch.uint8:
             raise LayoutError(
                 f"layout {self.name!r} permutes bits of bytes: want uint8, got {x.dtype} {tuple(x.shape)}"
             )
+
+
+def _is_float8(x: torch.Tensor) -> bool:
+    """One-byte floats, which torch pads and flips only as bytes."""
+    return x.element_size() == 1 and x.is_floating_point()
 
 
 def permute_bits_(x: torch.Tensor, bits: tuple[int, ...]) -> torch.Tensor:
