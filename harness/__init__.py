@@ -2,7 +2,7 @@
 
 
 class UsageError(ValueError):
-    """A command line, config or file that cannot be used: one sentence for the user, exit code 4."""
+    """A command line, config or file that cannot be used: one sentence, exit code 4."""
 
 
 def suggest(name: str, known: list[str]) -> str:

@@ -1,7 +1,7 @@
-"""`python -m harness <command> [Hydra overrides]`: looks the command up and imports only its module.
+"""`python -m harness <command> [Hydra overrides]`: imports only the module of that command.
 
-Exit codes, everywhere: 0 passed; 1 regression; 2 wrong bytes or numbers; 3 coverage lost, or nothing
-verified; 4 harness or usage error.
+Exit codes, everywhere: 0 passed; 1 regression; 2 wrong bytes or numbers; 3 coverage lost, or
+nothing verified; 4 harness or usage error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("harness.listing", "list every axis of a sweep and its values"),
     "env": ("harness.envs", "build or check the version environments of env="),
     "bench": ("harness.bench", "time routines on this machine's device"),
-    "checkpoint": ("harness.checkpoint", "write a small FP4 checkpoint of each kind to try source="),
+    "checkpoint": ("harness.checkpoint", "write a small FP4 checkpoint of each kind, for source="),
     "worker": ("harness.worker", "serve cells to a sweep (started by it, not by hand)"),
 }
 

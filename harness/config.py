@@ -101,30 +101,26 @@ class Config(TypedDict, total=False):
 
 
 def _check(value: Any, kind: Any, where: str) -> None:
-    origin = get_origin(kind)
+    origin, inner = get_origin(kind), get_args(kind)
     if kind is Any or origin is dict:
-        return
-    if origin in (UnionType, Union):
-        if value is None and NoneType in get_args(kind):
-            return
-        kinds = [k for k in get_args(kind) if k is not NoneType]
-        return _check(value, kinds[0], where)
-    if origin is Literal:
-        if value not in get_args(kind) or isinstance(value, bool):
-            known = [str(k) for k in get_args(kind)]
-            raise UsageError(f"{where}={value!r}{suggest(str(value), known)}")
-        return
-    if origin is list:
+        pass
+    elif origin in (UnionType, Union):
+        if value is not None or NoneType not in inner:
+            _check(value, next(k for k in inner if k is not NoneType), where)
+    elif origin is Literal:
+        if value not in inner or isinstance(value, bool):
+            raise UsageError(f"{where}={value!r}{suggest(str(value), [str(k) for k in inner])}")
+    elif origin is list:
         if not isinstance(value, list):
             raise UsageError(f"{where}={value!r} should be a list")
         for item in value:
-            _check(item, get_args(kind)[0], where)
-        return
-    if hasattr(kind, "__required_keys__"):
-        return check(value, kind, where)
-    good = (int, float) if kind is float else (kind,)
-    if not isinstance(value, good) or (isinstance(value, bool) and kind is not bool):
-        raise UsageError(f"{where}={value!r} should be of type {kind.__name__}")
+            _check(item, inner[0], where)
+    elif hasattr(kind, "__required_keys__"):
+        check(value, kind, where)
+    else:
+        good = (int, float) if kind is float else (kind,)
+        if not isinstance(value, good) or (isinstance(value, bool) and kind is not bool):
+            raise UsageError(f"{where}={value!r} should be of type {kind.__name__}")
 
 
 def check(values: Any, schema: Any = Config, where: str = "") -> None:
@@ -225,7 +221,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise UsageError(f"{missing[0]} has no value; add {missing[0]}=VALUE")
-    out: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    out: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
     return out
 
 

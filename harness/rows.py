@@ -1,11 +1,12 @@
 """The row: what one cell established, as a JSON object; and the run folder that keeps rows.
 
-A row has the fields of `ROW`. `cell` names the point of the grid: the keys of `CELL` always, further
-ones (`generation`, `num_warps`, `ep_rank`, ...) only where they are not the default. `checks` maps a
-check to `pass`, `pass (what part of the tensor was looked at)`, `fail: tensor, bytes, coordinate, both
-values`, or `skip: why`. `layouts` maps a tensor to `{"name", "params", "logical", "padded", "shape",
-"stride", "pad_bytes"}`. `decisions` holds what the target chose (constraints, reason, shard plan).
-Evidence that was not taken is null, and `<field>_absent` says why with a code of `ABSENT`.
+A row has the fields of `ROW`. `cell` names the point of the grid: the keys of `CELL` always, and
+further ones (`generation`, `num_warps`, `ep_rank`, ...) only where they are not the default.
+`checks` maps a check to `pass`, `pass (the part of the tensor it looked at)`, `fail: tensor,
+differing bytes, first coordinate, both values`, or `skip: why`. `layouts` maps a tensor to
+`{"name", "params", "logical", "padded", "shape", "stride", "pad_bytes"}`. `decisions` holds what
+the target chose (constraints, reason, shard plan). Evidence that was not taken is null, and
+`<field>_absent` says why with a code of `ABSENT`.
 
 A run folder holds `manifest.json` (the whole frozen grid, written first) and `rows.jsonl`.
 """
@@ -106,7 +107,7 @@ def short(cell: Mapping[str, Any]) -> str:
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """Writes one whole line and flushes it. One write call, so that lines of two writers never mix."""
+    """Writes one whole line with one call, so that lines of two writers never mix; flushes."""
     validate(row)
     line = json.dumps(row, sort_keys=False, allow_nan=False) + "\n"
     with path.open("ab") as file:
@@ -119,7 +120,7 @@ def results_root() -> Path:
 
 
 def run_dir(run: str | Path, root: Path | None = None) -> Path:
-    """The folder of `latest`, of a run id, or the path given; UsageError with the runs there are."""
+    """The folder of `latest`, of a run id, or a path; UsageError with the runs there are."""
     root = results_root() if root is None else root
     found = sorted(root.glob("*/manifest.json"), key=lambda p: p.stat().st_mtime)
     if str(run) == "latest":
@@ -134,7 +135,7 @@ def run_dir(run: str | Path, root: Path | None = None) -> Path:
 
 
 def read(run: str | Path, root: Path | None = None) -> list[Row]:
-    """The rows of a run (`latest`, id, folder) or of a .jsonl file. A torn last line is left out."""
+    """The rows of a run (`latest`, id, folder) or .jsonl file, without a torn last line."""
     path = Path(run) if str(run).endswith(".jsonl") else run_dir(run, root) / "rows.jsonl"
     if not path.is_file():
         return []
@@ -161,13 +162,13 @@ def manifest(run: str | Path, root: Path | None = None) -> dict[str, Any]:
 
 
 def safe_name(name: str) -> str:
-    """A name from a user or a file as one path component: letters, digits, dot, dash, underscore."""
+    """A name from a user or a file as one path component of plain ASCII."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:80]
     return cleaned or "unnamed"
 
 
 def exit_code(rows: Iterable[Mapping[str, Any]], expected: int | None = None) -> int:
-    """2 for wrong bytes; 3 for cells lost (crashed, timeout, oom, never ran) or none verified; else 0.
+    """2 for wrong bytes; 3 for cells lost (crashed, timeout, oom, never ran), or none ok; else 0.
 
     A cell that was refused with a reason, or skipped with one, is not lost.
     """
