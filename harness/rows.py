@@ -34,6 +34,7 @@ ABSENT = {
     "CRASHED": "the process or the harness failed",
     "THROTTLED": "the device ran below 75 % of its clock",
     "NOISY": "the samples did not settle",
+    "IMPOSSIBLE": "the bandwidth is more than 3 % above the device's own copy speed",
     "CONTENDED": "another process used the device",
     "FILTERED": "not asked for in this sweep",
     "NOT_INSTALLED": "the package is not installed",
