@@ -1,0 +1,309 @@
+"""From a checkpoint layer to what one backend consumes on one rank: per path, the steps in their order.
+
+The order is the contract: shard by whole blocks, pad gate and up each by itself, bring the rows to the
+backend's order, shuffle them, swizzle the scales, make the views. Biases and scales follow the rows of
+their weight. Reading `PATHS` says which steps a path takes; each step is one short function below, and
+the routines they call are resolved by `impl`, so a fused twin or a vendor serves in their place.
+
+Preparation never writes to its inputs, and preparing a prepared layer is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+import kernels
+from kernels import activations, pads, shard
+from kernels.catalog import LAYOUTS
+from kernels.errors import LayoutError
+from kernels.layout import Layout
+from kernels.prepared import PreparedLayer
+from kernels.select import choose_mxfp4
+from kernels.weights import MoEWeights, take
+
+__all__ = ["PATHS", "STEPS", "MoEWeights", "Path", "PreparedLayer", "prepare"]
+
+Resolve = Callable[[str, str], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Path:
+    """What a path starts from and the steps it takes, by name, in order."""
+
+    format: str
+    steps: tuple[str, ...]
+    consumer: str
+
+
+PATHS: dict[str, Path] = {
+    "nvfp4_cutedsl": Path(
+        pads.FORMAT["nvfp4_cutedsl"],
+        ("shard_and_pad", "merge_global_scales", "share_activation_scales", "cutedsl"),
+        "FlashInfer CuteDSL grouped GEMM",
+    ),
+    "nvfp4_trtllm": Path(
+        pads.FORMAT["nvfp4_trtllm"],
+        ("shard_and_pad", "merge_global_scales", "share_activation_scales", "up_first", "trtllm"),
+        "TRT-LLM gen block-scale MoE",
+    ),
+    "nvfp4_cutlass": Path(
+        pads.FORMAT["nvfp4_cutlass"],
+        ("shard_and_pad", "merge_global_scales", "share_activation_scales", "up_first", "cutlass"),
+        "FlashInfer CUTLASS fused MoE",
+    ),
+    "mxfp4_triton": Path(
+        pads.FORMAT["mxfp4_triton"], ("shard_and_pad", "swizzle"), "triton_kernels matmul_ogs"
+    ),
+    "mxfp4_quantize": Path(
+        pads.FORMAT["mxfp4_quantize"],
+        ("shard_and_pad", "quantize", "swizzle"),
+        "triton_kernels matmul_ogs",
+    ),
+}
+
+
+def prepare(
+    path: str,
+    weights: MoEWeights,
+    *,
+    target: str,
+    tp_size: int = 1,
+    tp_rank: int = 0,
+    ep_size: int = 1,
+    ep_rank: int = 0,
+    impl: str = "reference",
+    generation: str = "3.5",
+    num_warps: int = 8,
+    torch_version: str | None = None,
+    per_token: bool = False,
+    enable_eplb: bool = False,
+    group: Any = None,
+    resolve: Resolve | None = None,
+) -> PreparedLayer:
+    """The whole recipe of a path for rank (tp_rank, ep_rank), from the unsharded layer.
+
+    target, generation, num_warps, torch_version: as `select.choose_mxfp4`. per_token: as `shard.plan`.
+    enable_eplb, group: the activation scale is then the maximum over that torch.distributed group.
+    impl: reference or fused; `resolve(routine, impl)` may serve others. Raises LayoutError, naming
+    tensor, shape and rule, for a layer that is prepared already, of another format, or that this path
+    and target cannot serve.
+    """
+    if isinstance(weights, PreparedLayer):
+        raise LayoutError(
+            f"prepare({path!r}): this layer was prepared for path {weights.path!r} on {weights.target}; "
+            "prepare from the checkpoint weights, or use PreparedLayer.update_ to reload in place"
+        )
+    plan = shard.plan(
+        path, target,
+        experts=weights.experts, hidden=weights.hidden, intermediate=weights.intermediate,
+        activation=weights.activation, interleaved=weights.interleaved,
+        tp_size=tp_size, tp_rank=tp_rank, ep_size=ep_size, ep_rank=ep_rank, per_token=per_token,
+    ).require()  # fmt: skip
+    options = {
+        "tp_size": tp_size, "tp_rank": tp_rank, "ep_size": ep_size, "ep_rank": ep_rank,
+        "generation": generation, "num_warps": num_warps, "torch_version": torch_version,
+        "per_token": per_token, "enable_eplb": enable_eplb, "group": group, "resolve": resolve,
+    }  # fmt: skip
+    state = _State(weights, plan, options, impl, resolve or kernels.resolve)
+    for step in PATHS[path].steps:
+        STEPS[step](state)
+    return PreparedLayer(
+        path=path, target=target, impl=impl,
+        tensors=state.tensors, layouts=state.layouts,
+        logical=_logical(state), padded=state.padded, views=state.views,
+        row_order=state.row_order, constraints=state.constraints, num_warps=state.num_warps,
+        plan=plan, options=options,
+    )  # fmt: skip
+
+
+@dataclass
+class _State:
+    """The layer between two steps. tensors hold the rank's share, padded, in the order so far."""
+
+    weights: MoEWeights
+    plan: shard.ShardPlan
+    options: dict[str, Any]
+    impl: str
+    resolve: Resolve
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    padded: dict[str, tuple[int, int]] = field(default_factory=dict)
+    views: dict[str, torch.Tensor] = field(default_factory=dict)
+    row_order: str = "plain"
+    constraints: dict[str, Any] = field(default_factory=dict)
+    num_warps: int | None = None
+
+    def routine(self, name: str) -> Callable[..., Any]:
+        return self.resolve(name, self.impl)
+
+
+def _shard_and_pad(state: _State) -> None:
+    """Shard by whole blocks and pad each half, in one copy; rows come as [gate; up].
+
+    Triton's swigluoai epilogue reads gate and up from neighbouring columns, so those stay pairs.
+    """
+    plan = state.plan
+    pairs = (
+        pads.CONSUMER_FORMAT[plan.path] == "mxfp4" and activations.find(plan.activation).interleaved
+    )
+    state.tensors = take(state.weights, plan, pairs=pairs)
+    state.row_order = ("pairs" if pairs else "gate|up") if plan.gated else "plain"
+    for name, tensor in state.tensors.items():
+        if name.endswith(("weight", "scale", "bias")) and not name.startswith("a"):
+            state.padded[name] = (tensor.shape[1], tensor.shape[2] if tensor.ndim == 3 else 1)
+
+
+def _merge_global_scales(state: _State) -> None:
+    """One global scale for gate and up: block scales of the smaller half are rescaled, codes kept."""
+    scale_2 = state.tensors.get("w13_scale_2")
+    if scale_2 is None or scale_2.ndim == 1:
+        return
+    scale, merged = state.routine("merge_global_scales")(state.tensors["w13_scale"], scale_2)
+    state.tensors |= {"w13_scale": scale, "w13_scale_2": merged}
+
+
+def _share_activation_scales(state: _State) -> None:
+    """One activation scale for all experts, stored once per expert (no stride of 0)."""
+    for name in ("a13_scale", "a2_scale"):
+        if name in state.tensors:
+            amax = state.routine("amax_for_moe_activation_quant")(
+                state.tensors[name], state.options["enable_eplb"], state.options["group"]
+            )
+            state.tensors[name] = amax.repeat(state.plan.expert_count)
+
+
+def _up_first(state: _State) -> None:
+    """Exchange gate and up rows of weight, scale and bias."""
+    if not state.plan.gated:
+        return
+    t = state.tensors
+    state.routine("reorder_w1w3_to_w3w1")(t["w13_weight"], t["w13_scale"])
+    if "w13_bias" in t:
+        t["w13_bias"] = LAYOUTS["w13_to_w31"].forward(t["w13_bias"][..., None]).squeeze(-1)
+    state.row_order = "up|gate"
+
+
+def _cutedsl(state: _State) -> None:
+    """Up first, interleaved by 64, scales swizzled 128x4; the kernel's MMA view of the scales."""
+    t, plan = state.tensors, state.plan
+    one = torch.ones(plan.expert_count, device=t["w13_weight"].device)
+    layer = SimpleNamespace(activation=_separated(plan.activation), moe_config=None)
+    done = state.routine("prepare_nvfp4_moe_layer_for_flashinfer_cutedsl")(
+        layer,
+        t["w13_weight"], t["w13_scale"], t.get("w13_scale_2", one), t.get("a13_scale", one),
+        t["w2_weight"], t["w2_scale"], t.get("w2_scale_2", one), t.get("a2_scale", one),
+    )  # fmt: skip
+    names = ("w13_weight", "w13_scale", "w13_scale_2", "a13_scale", "w2_weight", "w2_scale",
+             "w2_scale_2", "a2_scale")  # fmt: skip
+    t |= {name: x for name, x in zip(names, done, strict=True) if name in t}
+    rows = LAYOUTS["cutedsl_w13" if plan.gated else "strided"]
+    scale = LAYOUTS["cutedsl_w13_scale" if plan.gated else "cutedsl_mma_view"]
+    _set_layouts(state, rows, scale, LAYOUTS["strided"], LAYOUTS["cutedsl_mma_view"])
+    for name in ("w13_scale", "w2_scale"):
+        state.views[name] = state.routine("nvfp4_swizzled_scale_to_cutedsl_mma_view")(t[name])
+
+
+def _trtllm(state: _State) -> None:
+    """Rows interleaved by one and shuffled inside 32, then scales swizzled 128x4."""
+    t, plan = state.tensors, state.plan
+    names = ("w13_weight", "w13_scale", "w2_weight", "w2_scale")
+    done = state.routine("prepare_static_weights_for_trtllm_fp4_moe")(
+        t["w13_weight"], t["w2_weight"], t["w13_scale"], t["w2_scale"],
+        plan.padded_hidden, plan.padded_intermediate, plan.expert_count, plan.gated,
+    )  # fmt: skip
+    t |= dict(zip(names, done, strict=True))
+    rows = LAYOUTS["trtllm_w13" if plan.gated else "trtllm_shuffle_32"]
+    scale = LAYOUTS["trtllm_w13_scale" if plan.gated else "trtllm_w2_scale"]
+    _set_layouts(state, rows, scale, LAYOUTS["trtllm_shuffle_32"], LAYOUTS["trtllm_w2_scale"])
+
+
+def _cutlass(state: _State) -> None:
+    """Scales swizzled 128x4; weights stay rows of k."""
+    for name in ("w13_scale", "w2_scale"):
+        state.tensors[name] = state.routine("swizzle_blockscale")(state.tensors[name])
+    scale = LAYOUTS["block_scale_128x4"]
+    _set_layouts(state, LAYOUTS["strided"], scale, LAYOUTS["strided"], scale)
+
+
+def _quantize(state: _State) -> None:
+    """bf16 to MXFP4 along k; a rank holds whole blocks, so this equals sharding the quantized layer."""
+    for name in ("w13", "w2"):
+        weight = state.tensors[f"{name}_weight"]
+        codes, scale, *_ = state.routine("downcast_to_mxfp")(weight, weight.ndim - 1)
+        state.tensors |= {f"{name}_weight": codes, f"{name}_scale": scale}
+        for part, tensor in (("weight", codes), ("scale", scale)):
+            state.padded[f"{name}_{part}"] = (tensor.shape[1], tensor.shape[2])
+
+
+def _swizzle(state: _State) -> None:
+    """Values and scales in the layouts that `select.choose_mxfp4` names for the target."""
+    o, plan = state.options, state.plan
+    version = torch.__version__ if o["torch_version"] is None else o["torch_version"]
+    choice = choose_mxfp4(plan.target, o["tp_size"], o["num_warps"], version, o["generation"])
+    for name in ("w13", "w2"):
+        done = state.routine("swizzle_mxfp4")(
+            state.tensors[f"{name}_weight"], state.tensors[f"{name}_scale"], o["num_warps"],
+            target=plan.target, tp_size=o["tp_size"], torch_version=version,
+            generation=o["generation"],
+        )  # fmt: skip
+        for part, swizzled in (("weight", done.value), ("scale", done.scale)):
+            state.tensors[f"{name}_{part}"] = swizzled.storage
+            state.views[f"{name}_{part}"] = swizzled.data
+            state.num_warps = swizzled.num_warps or state.num_warps
+        n, groups = state.padded[f"{name}_scale"]
+        state.padded[f"{name}_scale"] = (n, -(-groups // choice.scale_pad_k) * choice.scale_pad_k)
+    state.constraints = dict(choice.constraints)
+    _set_layouts(state, choice.value, choice.scale, choice.value, choice.scale, bias="strided")
+
+
+STEPS: dict[str, Callable[[_State], None]] = {
+    "shard_and_pad": _shard_and_pad,
+    "merge_global_scales": _merge_global_scales,
+    "share_activation_scales": _share_activation_scales,
+    "up_first": _up_first,
+    "cutedsl": _cutedsl,
+    "trtllm": _trtllm,
+    "cutlass": _cutlass,
+    "quantize": _quantize,
+    "swizzle": _swizzle,
+}
+
+
+def _set_layouts(
+    state: _State, w13: Layout, w13_scale: Layout, w2: Layout, w2_scale: Layout, bias: str = ""
+) -> None:
+    """Record the layouts, and bring the biases to the row order of their weights."""
+    t = state.tensors
+    state.layouts = {
+        "w13_weight": w13, "w13_scale": w13_scale, "w2_weight": w2, "w2_scale": w2_scale
+    }  # fmt: skip
+    for name, rows in (("w13_bias", w13), ("w2_bias", w2)):
+        if name in t:
+            layout = LAYOUTS[bias] if bias else rows
+            t[name] = layout.forward(t[name][..., None]).reshape(t[name].shape).contiguous()
+            state.layouts[name] = layout
+
+
+def _separated(activation: str) -> str:
+    """The activation's name once its rows are [gate; up]: swigluoai is then `_uninterleave`."""
+    found = activations.find(activation)
+    return "swigluoai_uninterleave" if found.interleaved else found.name
+
+
+def _logical(state: _State) -> dict[str, tuple[int, int]]:
+    """(n, k) of each tensor that the rank owns, without padding, in the tensor's own units."""
+    plan, rows = state.plan, state.plan.parts * state.plan.real
+    sizes = {
+        "w13_weight": (rows, plan.hidden // 2),
+        "w13_scale": (rows, -(-plan.hidden // plan.block)),
+        "w13_bias": (rows, 1),
+        "w2_weight": (plan.hidden, plan.real // 2),
+        "w2_scale": (plan.hidden, -(-plan.real // plan.block)),
+        "w2_bias": (plan.hidden, 1),
+    }
+    return {name: size for name, size in sizes.items() if name in state.tensors}

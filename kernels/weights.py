@@ -1,0 +1,172 @@
+"""The weights of one MoE layer as a checkpoint stores them, and a rank's padded share of them.
+
+Shapes: w13_weight [E, rows, H/2] uint8 (bf16: [E, rows, H]), w13_scale [E, rows, ceil(H/block)],
+w2_weight [E, H, I/2] uint8 (bf16: [E, H, I]), w2_scale [E, H, ceil(I/block)], w13_bias [E, rows],
+w2_bias [E, H]; rows is 2I with a gate (halves gate then up, or pairs where `interleaved`), else I.
+MXFP4 scales are e8m0 bytes (uint8), NVFP4 scales e4m3. NVFP4 global scales w13_scale_2 [E] or [E, 2]
+(gate, up) and w2_scale_2 [E], activation scales a13_scale and a2_scale [E] or [E, 2], all fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+from kernels import activations
+from kernels.errors import LayoutError
+from kernels.pads import BLOCK
+from kernels.shard import Piece, ShardPlan
+
+PREPARED_MARK = "prepared_layout"  # attribute set on every tensor that is in a backend's form
+
+
+@dataclass(frozen=True)
+class MoEWeights:
+    """One layer in checkpoint form; see the module's docstring. Absent tensors are None.
+
+    format: mxfp4, nvfp4 or bf16. interleaved: w13 rows alternate gate, up (gpt-oss).
+    Construction raises LayoutError, naming tensor, shape and rule, when the tensors are not of one layer.
+    """
+
+    w13_weight: torch.Tensor
+    w13_scale: torch.Tensor | None
+    w2_weight: torch.Tensor
+    w2_scale: torch.Tensor | None
+    w13_bias: torch.Tensor | None = None
+    w2_bias: torch.Tensor | None = None
+    w13_scale_2: torch.Tensor | None = None
+    w2_scale_2: torch.Tensor | None = None
+    a13_scale: torch.Tensor | None = None
+    a2_scale: torch.Tensor | None = None
+    format: str = "mxfp4"
+    activation: str = "silu"
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format not in BLOCK:
+            raise LayoutError(f"MoEWeights: format {self.format!r}; known: {', '.join(BLOCK)}")
+        if self.interleaved and not self.gated:
+            raise LayoutError(f"MoEWeights: {self.activation!r} has no gate, so rows cannot interleave")
+        e, h, i = self.experts, self.hidden, self.intermediate
+        rows, block = i * self.parts, BLOCK[self.format]
+        per_byte = 1 if self.format == "bf16" else 2
+        expected = {
+            "w13_weight": (e, rows, h // per_byte),
+            "w2_weight": (e, h, i // per_byte),
+            "w13_bias": (e, rows),
+            "w2_bias": (e, h),
+        }
+        if self.format != "bf16":
+            expected |= {"w13_scale": (e, rows, -(-h // block)), "w2_scale": (e, h, -(-i // block))}
+        for name, tensor in self.tensors().items():
+            if hasattr(tensor, PREPARED_MARK):
+                raise LayoutError(
+                    f"MoEWeights: {name} {tuple(tensor.shape)} is in layout "
+                    f"{getattr(tensor, PREPARED_MARK)!r} already; start from the checkpoint tensor"
+                )
+            if name in expected and tuple(tensor.shape) != expected[name]:
+                raise LayoutError(
+                    f"MoEWeights: {name} {tuple(tensor.shape)}; want {expected[name]} for {e} experts, "
+                    f"hidden {h}, intermediate {i}, {self.format}, {self.activation}"
+                )
+        missing = [n for n in ("w13_scale", "w2_scale") if n in expected and getattr(self, n) is None]
+        if missing:
+            raise LayoutError(f"MoEWeights: {self.format} weights without {' and '.join(missing)}")
+
+    @property
+    def gated(self) -> bool:
+        return activations.find(self.activation).gated
+
+    @property
+    def parts(self) -> int:
+        return 2 if self.gated else 1
+
+    @property
+    def experts(self) -> int:
+        return self.w13_weight.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        return self.w2_weight.shape[1]
+
+    @property
+    def intermediate(self) -> int:
+        return self.w2_weight.shape[2] * (1 if self.format == "bf16" else 2)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor that is present, by name."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+def take(weights: MoEWeights, plan: ShardPlan, *, pairs: bool = False) -> dict[str, torch.Tensor]:
+    """The rank's share, padded with zeros: new tensors, one copy each, the weights unchanged.
+
+    Rows of w13 come as [gate; up], each half padded by itself; with `pairs` they alternate gate, up and
+    are padded at the end. w2_bias is the checkpoint's on tp_rank 0 and zero elsewhere, since the ranks'
+    outputs are summed. Per-expert scales are sliced to the rank's experts, activation scales are not:
+    one value of all experts is what a kernel takes.
+    """
+    plan.require()
+    _check_plan(weights, plan)
+    experts = slice(plan.expert_start, plan.expert_start + plan.expert_count)
+    block, per_byte = plan.block, 1 if plan.format == "bf16" else 2
+    rows = plan.parts * plan.padded_intermediate
+    shapes = {
+        "w13_weight": (rows, plan.padded_hidden // per_byte),
+        "w13_scale": (rows, plan.padded_hidden // block),
+        "w13_bias": (rows,),
+        "w2_weight": (plan.padded_hidden, plan.padded_intermediate // per_byte),
+        "w2_scale": (plan.padded_hidden, plan.padded_intermediate // block),
+        "w2_bias": (plan.padded_hidden,),
+    }
+    sources = weights.tensors()
+    taken = {
+        name: sources[name].new_zeros((plan.expert_count, *shape))
+        for name, shape in shapes.items()
+        if name in sources
+    }
+    for piece in plan.pieces():
+        if piece.tensor in taken and piece.length:
+            _copy(sources[piece.tensor][experts], taken[piece.tensor], piece, pairs and plan.gated)
+    for name in ("w13_scale_2", "w2_scale_2"):
+        if name in sources:
+            taken[name] = sources[name][experts].to(torch.float32, copy=True)
+    for name in ("a13_scale", "a2_scale"):
+        if name in sources:
+            taken[name] = sources[name].to(torch.float32, copy=True)
+    return taken
+
+
+def _copy(source: torch.Tensor, into: torch.Tensor, piece: Piece, pairs: bool) -> None:
+    """One piece of one tensor; the axes it does not name are copied from their start."""
+    part = source.narrow(piece.axis, piece.start, piece.stop - piece.start)
+    part = part[(slice(None),) * piece.axis + (slice(None, None, piece.step),)]
+    place = into
+    if pairs and piece.axis == 1 and piece.part in ("gate", "up"):
+        place = into[:, piece.part == "up" :: 2].narrow(1, 0, part.shape[1])
+    else:
+        place = into.narrow(piece.axis, piece.into, part.shape[piece.axis])
+    for axis in range(1, source.ndim):
+        if axis != piece.axis:
+            place = place.narrow(axis, 0, part.shape[axis])
+    place.copy_(part)
+
+
+def _check_plan(weights: MoEWeights, plan: ShardPlan) -> None:
+    """Raise LayoutError when the plan was made for another layer."""
+    for what, have, want in (
+        ("format", weights.format, plan.format),
+        ("activation", weights.activation, plan.activation),
+        ("interleaved", weights.interleaved, plan.interleaved),
+        ("experts", weights.experts, plan.experts),
+        ("hidden", weights.hidden, plan.hidden),
+        ("intermediate", weights.intermediate, plan.intermediate),
+    ):
+        if have != want:
+            raise LayoutError(
+                f"path {plan.path!r} was planned for {what} {want!r}, but w13_weight "
+                f"{tuple(weights.w13_weight.shape)} and w2_weight {tuple(weights.w2_weight.shape)} are a "
+                f"layer with {what} {have!r}"
+            )
