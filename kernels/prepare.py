@@ -18,12 +18,11 @@ from typing import Any
 import torch
 
 import kernels
-from kernels import activations, pads, shard
+from kernels import activations, consumers, pads, shard
 from kernels.catalog import LAYOUTS
 from kernels.errors import LayoutError
-from kernels.layout import Layout
+from kernels.layout import round_up
 from kernels.prepared import PreparedLayer
-from kernels.select import choose_mxfp4
 from kernels.weights import MoEWeights, take
 
 __all__ = ["PATHS", "STEPS", "MoEWeights", "Path", "PreparedLayer", "prepare"]
@@ -109,15 +108,18 @@ def prepare(
         "generation": generation, "num_warps": num_warps, "torch_version": torch_version,
         "per_token": per_token, "enable_eplb": enable_eplb, "group": group, "resolve": resolve,
     }  # fmt: skip
-    state = _State(weights, plan, options, impl, resolve or kernels.resolve)
+    reads = consumers.reads(
+        path, target, weights.activation, tp_size=tp_size, num_warps=num_warps,
+        torch_version=torch_version, generation=generation,
+    )  # fmt: skip
+    state = _State(weights, plan, reads, options, impl, resolve or kernels.resolve)
     for step in PATHS[path].steps:
         STEPS[step](state)
     return PreparedLayer(
-        path=path, target=target, impl=impl,
-        tensors=state.tensors, layouts=state.layouts,
-        logical=_logical(state), padded=state.padded, views=state.views,
-        row_order=state.row_order, constraints=state.constraints, num_warps=state.num_warps,
-        plan=plan, options=options,
+        path=path, target=target, impl=impl, tensors=state.tensors,
+        layouts={name: lay for name, lay in reads.layouts.items() if name in state.tensors},
+        logical=_logical(state), padded=state.padded, views=state.views, row_order=state.row_order,
+        constraints=dict(reads.constraints), num_warps=reads.num_warps, plan=plan, options=options,
     )  # fmt: skip
 
 
@@ -127,16 +129,14 @@ class _State:
 
     weights: MoEWeights
     plan: shard.ShardPlan
+    reads: consumers.Reads
     options: dict[str, Any]
     impl: str
     resolve: Resolve
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    layouts: dict[str, Layout] = field(default_factory=dict)
     padded: dict[str, tuple[int, int]] = field(default_factory=dict)
     views: dict[str, torch.Tensor] = field(default_factory=dict)
     row_order: str = "plain"
-    constraints: dict[str, Any] = field(default_factory=dict)
-    num_warps: int | None = None
 
     def routine(self, name: str) -> Callable[..., Any]:
         return self.resolve(name, self.impl)
@@ -148,9 +148,7 @@ def _shard_and_pad(state: _State) -> None:
     Triton's swigluoai epilogue reads gate and up from neighbouring columns, so those stay pairs.
     """
     plan = state.plan
-    pairs = (
-        pads.CONSUMER_FORMAT[plan.path] == "mxfp4" and activations.find(plan.activation).interleaved
-    )
+    pairs = state.reads.rows == "pairs"
     state.tensors = take(state.weights, plan, pairs=pairs)
     state.row_order = ("pairs" if pairs else "gate|up") if plan.gated else "plain"
     for name, tensor in state.tensors.items():
@@ -201,9 +199,7 @@ def _cutedsl(state: _State) -> None:
     names = ("w13_weight", "w13_scale", "w13_scale_2", "a13_scale", "w2_weight", "w2_scale",
              "w2_scale_2", "a2_scale")  # fmt: skip
     t |= {name: x for name, x in zip(names, done, strict=True) if name in t}
-    rows = LAYOUTS["cutedsl_w13" if plan.gated else "strided"]
-    scale = LAYOUTS["cutedsl_w13_scale" if plan.gated else "cutedsl_mma_view"]
-    _set_layouts(state, rows, scale, LAYOUTS["strided"], LAYOUTS["cutedsl_mma_view"])
+    _order_biases(state)
     for name in ("w13_scale", "w2_scale"):
         state.views[name] = state.routine("nvfp4_swizzled_scale_to_cutedsl_mma_view")(t[name])
 
@@ -217,17 +213,14 @@ def _trtllm(state: _State) -> None:
         plan.padded_hidden, plan.padded_intermediate, plan.expert_count, plan.gated,
     )  # fmt: skip
     t |= dict(zip(names, done, strict=True))
-    rows = LAYOUTS["trtllm_w13" if plan.gated else "trtllm_shuffle_32"]
-    scale = LAYOUTS["trtllm_w13_scale" if plan.gated else "trtllm_w2_scale"]
-    _set_layouts(state, rows, scale, LAYOUTS["trtllm_shuffle_32"], LAYOUTS["trtllm_w2_scale"])
+    _order_biases(state)
 
 
 def _cutlass(state: _State) -> None:
     """Scales swizzled 128x4; weights stay rows of k."""
     for name in ("w13_scale", "w2_scale"):
         state.tensors[name] = state.routine("swizzle_blockscale")(state.tensors[name])
-    scale = LAYOUTS["block_scale_128x4"]
-    _set_layouts(state, LAYOUTS["strided"], scale, LAYOUTS["strided"], scale)
+    _order_biases(state)
 
 
 def _quantize(state: _State) -> None:
@@ -242,23 +235,19 @@ def _quantize(state: _State) -> None:
 
 def _swizzle(state: _State) -> None:
     """Values and scales in the layouts that `select.choose_mxfp4` names for the target."""
-    o, plan = state.options, state.plan
-    version = torch.__version__ if o["torch_version"] is None else o["torch_version"]
-    choice = choose_mxfp4(plan.target, o["tp_size"], o["num_warps"], version, o["generation"])
+    o, pad_k = state.options, state.reads.scale_pad_k
     for name in ("w13", "w2"):
         done = state.routine("swizzle_mxfp4")(
             state.tensors[f"{name}_weight"], state.tensors[f"{name}_scale"], o["num_warps"],
-            target=plan.target, tp_size=o["tp_size"], torch_version=version,
+            target=state.plan.target, tp_size=o["tp_size"], torch_version=o["torch_version"],
             generation=o["generation"],
         )  # fmt: skip
         for part, swizzled in (("weight", done.value), ("scale", done.scale)):
             state.tensors[f"{name}_{part}"] = swizzled.storage
             state.views[f"{name}_{part}"] = swizzled.data
-            state.num_warps = swizzled.num_warps or state.num_warps
         n, groups = state.padded[f"{name}_scale"]
-        state.padded[f"{name}_scale"] = (n, -(-groups // choice.scale_pad_k) * choice.scale_pad_k)
-    state.constraints = dict(choice.constraints)
-    _set_layouts(state, choice.value, choice.scale, choice.value, choice.scale, bias="strided")
+        state.padded[f"{name}_scale"] = (n, round_up(groups, pad_k))
+    _order_biases(state)
 
 
 STEPS: dict[str, Callable[[_State], None]] = {
@@ -274,19 +263,13 @@ STEPS: dict[str, Callable[[_State], None]] = {
 }
 
 
-def _set_layouts(
-    state: _State, w13: Layout, w13_scale: Layout, w2: Layout, w2_scale: Layout, bias: str = ""
-) -> None:
-    """Record the layouts, and bring the biases to the row order of their weights."""
-    t = state.tensors
-    state.layouts = {
-        "w13_weight": w13, "w13_scale": w13_scale, "w2_weight": w2, "w2_scale": w2_scale
-    }  # fmt: skip
-    for name, rows in (("w13_bias", w13), ("w2_bias", w2)):
-        if name in t:
-            layout = LAYOUTS[bias] if bias else rows
-            t[name] = layout.forward(t[name][..., None]).reshape(t[name].shape).contiguous()
-            state.layouts[name] = layout
+def _order_biases(state: _State) -> None:
+    """Bring the biases to the row order of their weights, a bias being a matrix of one column."""
+    for name in ("w13_bias", "w2_bias"):
+        if name in state.tensors:
+            bias = state.tensors[name]
+            rows = state.reads.layouts[name].forward(bias[..., None])
+            state.tensors[name] = rows.reshape(bias.shape).contiguous()
 
 
 def _separated(activation: str) -> str:
