@@ -1,0 +1,300 @@
+"""Is a prepared layer right for its consumer? Three checks, each `pass` or a sentence that names the fault.
+
+shards_equal_whole  what the ranks hold, decoded and put together, is the layer; nothing twice, no block cut
+consumer_reads_it   read by the consumer's own layouts, rows and views, the layer decodes to the same
+                    matrices, bit for bit, and gives the same MoE output within the bound of its rounding
+order               position-coded weights arrive where the consumer looks for them: the steps and their order
+
+None takes a tolerance. Cost is bounded by looking at part of a large layer: few experts and a hidden size
+cut to its remainder over a whole tile, the intermediate size and tensor-parallel split always real. A
+verdict says what it looked at: `pass (2 of 128 experts, hidden 320 of 2880)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from harness import judge_order
+from kernels import consumers, moe, pads, readback, shard
+from kernels import prepare as preparation
+from kernels import weights as checkpoint
+from kernels.errors import LayoutError
+from kernels.prepared import PreparedLayer
+from kernels.weights import MoEWeights
+
+TILE = 256  # hidden sizes are cut to a remainder over this, the widest hidden tile but one
+TOKENS = 4
+Tensor = torch.Tensor
+
+
+def run(prepared: PreparedLayer, weights: MoEWeights) -> dict[str, str]:
+    """The three checks of a layer and the checkpoint weights that it was prepared from."""
+    plan = prepared.plan
+    return {
+        "shards_equal_whole": shards_equal_whole(
+            weights, plan.path, target=plan.target, tp_size=plan.tp_size, ep_size=plan.ep_size
+        ),
+        "consumer_reads_it": consumer_reads_it(prepared, weights),
+        "order": order(prepared, weights),
+    }
+
+
+def shards_equal_whole(
+    weights: MoEWeights, path: str, *, target: str, tp_size: int = 1, ep_size: int = 1
+) -> str:
+    """Every rank's padded share, split as a kernel splits it and decoded, joins to the whole layer."""
+    small = reduced(weights, experts=ep_size + weights.experts % ep_size if ep_size > 1 else 2, tile=64)
+    try:
+        ranks = [
+            [_share(small, path, target, tp_size, tp, ep_size, ep) for tp in range(tp_size)]
+            for ep in range(ep_size)
+        ]
+        whole = _halves(_quantized(_tensors(small), path), small, "pairs" if small.interleaved else "")
+    except LayoutError as error:
+        return f"fail: {error}"
+    for name, want in whole.items():
+        axis = {"gate": 1, "up": 1, "gate_bias": 1, "up_bias": 1, "down": 2}.get(name)
+        rows = [
+            torch.cat([share[name] for share in row], axis)
+            if axis
+            else torch.stack([share[name] for share in row]).sum(0)  # w2_bias: on one rank only
+            for row in ranks
+        ]
+        if fault := difference(f"{name}, {tp_size} ranks together", torch.cat(rows, 0), want):
+            return f"fail: {fault}"
+    return _passed(small, weights)
+
+
+def consumer_reads_it(
+    prepared: PreparedLayer, weights: MoEWeights, *, num_warps: int | None = None
+) -> str:
+    """The consumer, run with `num_warps`, finds its layouts, views, matrices, scales and output."""
+    try:
+        reads = readback.consumer_of(prepared, num_warps)
+        if fault := _tags_shapes_views(prepared, reads) or _activation_scales(prepared, weights):
+            return f"fail: {fault}"
+        small, layer = weights, prepared
+        if weights.w13_weight.numel() + weights.w2_weight.numel() > 1 << 20:
+            small = reduced(weights, experts=2, tile=TILE)
+            options = prepared.options | {"enable_eplb": False, "ep_size": 1, "ep_rank": 0}
+            layer = preparation.prepare(
+                prepared.path, small, target=prepared.target, impl=prepared.impl, **options
+            )
+            if fault := _tags_shapes_views(layer, reads):
+                return f"fail: {fault}"
+        return _values(layer, reads, small) or _passed(small, weights)
+    except LayoutError as error:
+        return f"fail: {error}"
+
+
+def order(prepared: PreparedLayer, weights: MoEWeights) -> str:
+    """Every byte stands where the consumer's index map looks for it: see `judge_order`."""
+    small = reduced(weights, experts=1, tile=TILE)
+    try:
+        fault = judge_order.misplaced(prepared, small)
+    except LayoutError as error:
+        fault = str(error)
+    return f"fail: {fault}" if fault else _passed(small, weights, experts=weights.experts)
+
+
+def reduced(weights: MoEWeights, *, experts: int, tile: int) -> MoEWeights:
+    """The first experts, and hidden columns cut to one tile and the remainder of the real size."""
+    experts = min(experts, weights.experts)
+    hidden = min(weights.hidden, tile + weights.hidden % tile)
+    per_byte, block = (1, 32) if weights.format == "bf16" else (2, pads.BLOCK[weights.format])
+    cut = weights.tensors()
+    columns = {"w13_weight": hidden // per_byte, "w13_scale": -(-hidden // block)}
+    for name, tensor in cut.items():
+        kept = tensor[:experts]
+        if name in columns:
+            kept = kept[..., : columns[name]]
+        elif name in ("w2_weight", "w2_scale", "w2_bias"):
+            kept = kept[:, :hidden]
+        cut[name] = kept
+    return replace(weights, **cut)
+
+
+def difference(name: str, got: Tensor, want: Tensor) -> str:
+    """'' when equal in shape and every bit, else how many differ, the first place and both values."""
+    if got.shape != want.shape:
+        return f"{name}: shape {tuple(got.shape)} instead of {tuple(want.shape)}"
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[want.element_size()]
+    unequal = got.contiguous().view(bits) != want.contiguous().view(bits)
+    count = int(unequal.sum())
+    if not count:
+        return ""
+    at = tuple(int(i) for i in torch.unravel_index(unequal.flatten().int().argmax(), want.shape))
+    return (
+        f"{name}: {count} of {want.numel()} values differ, first at {at}: "
+        f"{got[at].item()!r} instead of {want[at].item()!r}"
+    )
+
+
+def _share(
+    weights: MoEWeights, path: str, target: str, tp_size: int, tp: int, ep_size: int, ep: int
+) -> dict[str, Tensor]:
+    """One rank's share as halves without padding; LayoutError if the padding is not zero."""
+    plan = shard.plan(
+        path, target,
+        experts=weights.experts, hidden=weights.hidden, intermediate=weights.intermediate,
+        activation=weights.activation, interleaved=weights.interleaved,
+        tp_size=tp_size, tp_rank=tp, ep_size=ep_size, ep_rank=ep,
+    ).require()  # fmt: skip
+    rows = consumers.reads(path, target, weights.activation, tp_size=tp_size).rows
+    taken = checkpoint.take(weights, plan, pairs=rows == "pairs")
+    padded = _halves(_quantized(taken, path), weights, rows if rows == "pairs" else "")
+    real, hidden = plan.real, plan.hidden
+    keep: dict[str, tuple[slice, ...]] = {
+        "gate": (slice(None), slice(real), slice(hidden)),
+        "down": (slice(None), slice(hidden), slice(real)),
+        "gate_bias": (slice(None), slice(real)),
+        "down_bias": (slice(None), slice(hidden)),
+    }
+    keep |= {"up": keep["gate"], "up_bias": keep["gate_bias"]}
+    share = {}
+    for name, tensor in padded.items():
+        share[name] = tensor[keep[name]]
+        # A second pass over `tensor` with the kept part cleared would copy it: count instead.
+        extra = int(tensor.count_nonzero()) - int(share[name].count_nonzero())
+        if extra:
+            raise LayoutError(
+                f"{name} of rank {tp} of {tp_size}: {extra} values in its padding are not zero"
+            )
+    return share
+
+
+def _tensors(weights: MoEWeights) -> dict[str, Tensor]:
+    return dict(weights.tensors())
+
+
+def _quantized(tensors: dict[str, Tensor], path: str) -> dict[str, Tensor]:
+    """For a path that quantizes, the codes and scales in place of the bf16 weights."""
+    if pads.FORMAT[path] == "bf16":
+        downcast = preparation.kernels.resolve("downcast_to_mxfp", "reference")
+        for name in ("w13", "w2"):
+            codes, scale, *_ = downcast(tensors[f"{name}_weight"], 2)
+            tensors |= {f"{name}_weight": codes, f"{name}_scale": scale}
+    return tensors
+
+
+def _halves(tensors: dict[str, Tensor], weights: MoEWeights, rows: str) -> dict[str, Tensor]:
+    """Decoded gate, up and down and their biases, fp32, without global scales."""
+    form = "mxfp4" if weights.format == "bf16" else weights.format
+    decode: Callable[[str], Tensor] = lambda name: moe.decode(
+        tensors[f"{name}_weight"], tensors[f"{name}_scale"], form, torch.float32
+    )
+    gate, up = moe.split_rows(decode("w13"), rows, weights.gated)
+    halves = {"gate": gate, "up": up, "down": decode("w2")}
+    if "w13_bias" in tensors:
+        gate, up = moe.split_rows(tensors["w13_bias"], rows, weights.gated)
+        halves |= {"gate_bias": gate, "up_bias": up}
+    if "w2_bias" in tensors:
+        halves["down_bias"] = tensors["w2_bias"]
+    return {name: half for name, half in halves.items() if half is not None}
+
+
+def _tags_shapes_views(prepared: PreparedLayer, reads: consumers.Reads) -> str:
+    """What differs from the consumer's tags, storage sizes and views, or ''."""
+    for name, layout in reads.layouts.items():
+        if name not in prepared.tensors:
+            continue
+        storage = prepared.require(name, layout, reads.num_warps)
+        n, k = readback.expected_shape(prepared, name, reads)
+        rows, cols = layout.storage_shape(n, k)
+        want = prepared.plan.expert_count * rows * cols
+        if storage.numel() != want:
+            return (
+                f"{name}: storage {tuple(storage.shape)} holds {storage.numel()} elements; the consumer "
+                f"strides over {want}, {prepared.plan.expert_count} x {n} x {k} in layout {layout.name!r}"
+            )
+        if not storage.is_contiguous() or any(not s for s in storage.stride()):
+            return f"{name}: storage {tuple(storage.shape)} has strides {storage.stride()}"
+        view = prepared.views.get(name)
+        if layout.view == "mma_6d" and view is None:
+            return f"{name}: the consumer takes a {layout.view} view of the storage, and there is none"
+        if view is not None and view.untyped_storage().data_ptr() != storage.untyped_storage().data_ptr():
+            return f"{name}: the view {tuple(view.shape)} is a copy; a reload in place would not reach it"
+    return ""
+
+
+def _activation_scales(prepared: PreparedLayer, weights: MoEWeights) -> str:
+    """Whether a13_scale and a2_scale are the maximum over all experts, once for each local one."""
+    for name in ("a13_scale", "a2_scale"):
+        source, have = getattr(weights, name), prepared.tensors.get(name)
+        if source is None or have is None or prepared.options["enable_eplb"]:
+            continue
+        want = source.float().max().repeat(prepared.plan.expert_count).cpu()
+        if fault := difference(f"{name}, the maximum over all experts", have.cpu(), want):
+            return fault
+    return ""
+
+
+def _values(layer: PreparedLayer, reads: consumers.Reads, weights: MoEWeights) -> str:
+    """fail: ... where the matrices or the output that the consumer gets are not the checkpoint's."""
+    source = moe.dense(_to_cpu(_as_quantized(weights, layer.path)), torch.float64)
+    plan, merged = layer.plan, weights.w13_scale_2 is not None and weights.w13_scale_2.ndim == 2
+    experts = slice(plan.expert_start, plan.expert_start + plan.expert_count)
+    own = slice(plan.start, plan.start + plan.real)
+    got = readback.dense_from_prepared(layer, reads=reads)
+    want = {name: t[experts] if t.ndim else t for name, t in source.matrices().items()}
+    for name in ("gate", "up", "gate_bias", "up_bias"):
+        if name in want:
+            want[name] = want[name][:, own]
+    want["down"] = want["down"][..., own]
+    if plan.tp_rank and "down_bias" in want:
+        want["down_bias"] = torch.zeros_like(want["down_bias"])
+    for name, matrix in want.items():
+        if merged and name in ("gate", "up"):
+            continue  # rescaled block scales round; bounded where they are merged
+        if fault := difference(name, got.matrices()[name], matrix):
+            return f"fail: {fault}"
+    if merged:
+        return ""
+    rank = replace(source, **want)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(TOKENS, plan.hidden, dtype=torch.float64, generator=generator)
+    logits = torch.randn(TOKENS, weights.experts, dtype=torch.float64, generator=generator)
+    ids, probs = moe.route(logits, min(2, weights.experts))
+    padded = readback.dense_from_prepared(layer, reads=reads, padded=True)
+    x_padded = torch.nn.functional.pad(x, (0, plan.padded_hidden - plan.hidden))
+    out, bound = moe.forward(rank, x, ids, probs, expert_start=plan.expert_start)
+    served, served_bound = moe.forward(padded, x_padded, ids, probs, expert_start=plan.expert_start)
+    served, served_bound = served[:, : plan.hidden], served_bound[:, : plan.hidden]
+    outside = (served - out).abs() > bound + served_bound
+    if not bool(outside.any() | served.isnan().any()):
+        return ""
+    at = tuple(int(i) for i in torch.unravel_index(outside.flatten().int().argmax(), outside.shape))
+    return (
+        f"fail: MoE output: {int(outside.sum())} of {outside.numel()} values outside the fp64 bound, first "
+        f"at token {at[0]}, column {at[1]}: {served[at].item()!r} instead of {out[at].item()!r}"
+    )
+
+
+def _as_quantized(weights: MoEWeights, path: str) -> MoEWeights:
+    """bf16 weights as the MXFP4 weights that the path makes of them."""
+    if pads.FORMAT[path] != "bf16":
+        return weights
+    tensors = _quantized(_tensors(weights), path)
+    return replace(weights, **tensors, format="mxfp4")
+
+
+def _to_cpu(weights: MoEWeights) -> MoEWeights:
+    return replace(weights, **{name: t.cpu() for name, t in weights.tensors().items()})
+
+
+def _passed(small: MoEWeights, weights: MoEWeights, experts: int | None = None) -> str:
+    """pass, with what was looked at where that was not everything."""
+    seen = experts or small.experts
+    if seen == weights.experts and small.hidden == weights.hidden:
+        return "pass"
+    return (
+        f"pass ({seen} of {weights.experts} experts, hidden {small.hidden} of {weights.hidden}, "
+        "intermediate in full)"
+    )
+
+
+__all__: list[Any] = ["consumer_reads_it", "difference", "order", "reduced", "run", "shards_equal_whole"]
