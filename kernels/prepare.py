@@ -161,7 +161,9 @@ def _merge_global_scales(state: _State) -> None:
     scale_2 = state.tensors.get("w13_scale_2")
     if scale_2 is None or scale_2.ndim == 1:
         return
-    scale, merged = state.routine("merge_global_scales")(state.tensors["w13_scale"], scale_2)
+    from kernels.reference.quantize import merge_global_scales  # scales only: torch on any device
+
+    scale, merged = merge_global_scales(state.tensors["w13_scale"], scale_2)
     state.tensors |= {"w13_scale": scale, "w13_scale_2": merged}
 
 
