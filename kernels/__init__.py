@@ -1,8 +1,9 @@
 """Preparation of FP4 mixture-of-experts weights: exact layouts, references and fused twins.
 
-Every routine exists twice, in `kernels.reference` (torch) and `kernels.fused` (Triton), with one name,
-one signature and equal bytes. The names here pick the fused twin when the first tensor is on a GPU and
-the reference elsewhere; `impl="reference"` or `impl="fused"` overrides. Layouts are in `kernels.catalog`.
+Every routine exists twice, in `kernels.reference` (torch) and `kernels.fused` (Triton), with one
+name, one signature and equal bytes. The names here pick the fused twin when the first tensor is on
+a GPU and the reference elsewhere; `impl="reference"` or `impl="fused"` overrides. Layouts are in
+`kernels.catalog`.
 
 This package does no I/O, imports neither hydra nor pandas, and touches no GPU when imported.
 (A package of the same import name by Hugging Face exists; `kernels.PROJECT` tells them apart.)
@@ -63,11 +64,19 @@ ROUTINES: dict[str, str] = {
     ),
     **dict.fromkeys(("swizzle_mxfp4", "unswizzle_mxfp4", "swizzle", "unswizzle"), "mxfp4"),
     **dict.fromkeys(
-        ("downcast_to_mxfp", "mxfp4_quantize", "quantize_nvfp4", "dequantize_mxfp4", "dequantize_nvfp4",
-         "pack_e2m1", "unpack_e2m1"),
+        (
+            "downcast_to_mxfp",
+            "mxfp4_quantize",
+            "quantize_nvfp4",
+            "dequantize_mxfp4",
+            "merge_global_scales",
+            "dequantize_nvfp4",
+            "pack_e2m1",
+            "unpack_e2m1",
+        ),
         "quantize",
     ),
-}  # fmt: skip
+}
 
 
 def resolve(routine: str, impl: str) -> Callable[..., Any]:
@@ -81,15 +90,12 @@ def resolve(routine: str, impl: str) -> Callable[..., Any]:
 
 
 def _on_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the first tensor among the arguments lives on a GPU."""
+    """Whether the first tensor among the arguments, bare or in a prepared value, is on a GPU."""
     for value in (*args, *kwargs.values()):
-        tensor = getattr(value, "storage", None) if not isinstance(value, torch.Tensor) else value
-        tensor = getattr(value, "value", value) if tensor is None else tensor
-        tensor = (
-            getattr(tensor, "storage", tensor) if not isinstance(tensor, torch.Tensor) else tensor
-        )
-        if isinstance(tensor, torch.Tensor):
-            return tensor.is_cuda
+        for part in (value, getattr(value, "value", None), getattr(value, "storage", None)):
+            tensor = getattr(part, "storage", part) if not isinstance(part, torch.Tensor) else part
+            if isinstance(tensor, torch.Tensor):
+                return tensor.is_cuda
     return False
 
 

@@ -1,4 +1,5 @@
-"""The MoE activations, as far as weight preparation cares: has w13 a gate half, and how its rows come.
+"""The MoE activations, as far as weight preparation cares: has w13 a gate half, and how its rows
+come.
 
 Names are vLLM's (`MoEActivation` values). What each computes is in `moe.py`.
 """

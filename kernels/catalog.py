@@ -1,15 +1,16 @@
 """Every layout of the project, as one literal each: read this file first.
 
-A pattern maps a matrix (n output features, k columns along the contraction, in elements of the tensor:
-packed bytes for FP4 values, one byte per block for scales) to storage. See `layout.Layout` for what
-each field means. Names ending in `_tk38` are what triton_kernels' 3.8 generation writes where it
-differs from the 3.5.1 generation that vLLM vendors.
+A pattern maps a matrix (n output features, k columns along the contraction, in elements of the
+tensor: packed bytes for FP4 values, one byte per block for scales) to storage. See `layout.Layout`
+for what each field means. Names ending in `_tk38` are what triton_kernels' 3.8 generation writes
+where it differs from the 3.5.1 generation that vLLM vendors.
 
 Sources are cited by short name:
-  triton_kernels   triton-lang/triton, python/triton_kernels/triton_kernels/tensor_details/layout_details
-  flashinfer       flashinfer-ai/flashinfer, flashinfer/fp4_quantization.py and fused_moe/core.py
-  cublas           NVIDIA cuBLAS documentation, "1D Block Scaling Factors Layout"
-  vllm             vllm-project/vllm, model_executor/layers/quantization/utils
+  triton_kernels   triton-lang/triton,
+  python/triton_kernels/triton_kernels/tensor_details/layout_details flashinfer
+  flashinfer-ai/flashinfer, flashinfer/fp4_quantization.py and fused_moe/core.py cublas
+  NVIDIA cuBLAS documentation, "1D Block Scaling Factors Layout" vllm             vllm-project/vllm,
+  model_executor/layers/quantization/utils
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from kernels.layout import Layout
 
 GENERATIONS = ("3.5", "3.8")
 
-# Output bit i of a word of four packed bytes is source bit HOPPER_TWIDDLE[i]. Each pair of nibbles lands
-# where two bf16 lanes find sign, exponent and mantissa with one shift and one mask each.
+# Output bit i of a word of four packed bytes is source bit HOPPER_TWIDDLE[i]. Each pair of nibbles
+# lands where two bf16 lanes find sign, exponent and mantissa with one shift and one mask each.
 HOPPER_TWIDDLE = (
     16, 17, 18, 8, 9, 10, 0, 1, 2, 19, 25, 26, 11, 24, 27, 3,
     20, 21, 22, 12, 13, 14, 4, 5, 6, 23, 29, 30, 15, 28, 31, 7,
@@ -152,7 +153,9 @@ LAYOUTS: dict[str, Layout] = {
             consumer="FlashInfer CuteDSL grouped GEMM",
             aliases=("convert_sf_to_mma_layout", "nvfp4_swizzled_scale_to_cutedsl_mma_view"),
             source="flashinfer cute_dsl/utils.py",
-            note="128x4 storage seen as (32, 4, M/128, 4, K/4, E): strides change, memory does not.",
+            note=(
+                "128x4 storage seen as (32, 4, M/128, 4, K/4, E): strides change, memory does not."
+            ),
         ),
         Layout(
             "blackwell_scale",
@@ -195,7 +198,9 @@ LAYOUTS: dict[str, Layout] = {
             consumer="triton_kernels matmul on gfx950",
             aliases=("CDNA4MXScaleLayout", "GFX950MXScaleLayout", "cdna4"),
             source="triton_kernels cdna4_scale.py",
-            note="A 32 x 8 tile per mfma_scale 16x16x128 pair: each lane's four scales are one word.",
+            note=(
+                "A 32 x 8 tile per mfma_scale 16x16x128 pair: each lane's four scales are one word."
+            ),
         ),
         Layout(
             "gfx1250_scale",
@@ -302,7 +307,8 @@ def find(name: str) -> Layout:
 
 
 def hopper_scale(num_warps: int = 8, generation: str = "3.5") -> Layout:
-    """Hopper scale layout of `num_warps` (a power of 2) as that triton_kernels generation pads it."""
+    """Hopper scale layout of `num_warps` (a power of 2) as that triton_kernels generation pads
+    it."""
     check_generation(generation)
     if num_warps < 1 or num_warps & (num_warps - 1):
         raise LayoutError(f"hopper_scale: num_warps={num_warps} is no power of 2")
@@ -311,7 +317,8 @@ def hopper_scale(num_warps: int = 8, generation: str = "3.5") -> Layout:
         return LAYOUTS[name]
     base = LAYOUTS[f"hopper_scale_w8{suffix}"]
     return replace(
-        base, name=name, sizes={**base.sizes, "w": num_warps}, align=(32 * num_warps, base.align[1]),
+        base, name=name, sizes={**base.sizes, "w": num_warps},
+        align=(32 * num_warps, base.align[1]),
         consumer=f"triton_kernels matmul on sm90 with {num_warps} warps", aliases=(),
         note=f"32 x 2 fragments of {num_warps} warps; the bytes depend on the number of warps.",
     )  # fmt: skip

@@ -2,15 +2,17 @@
 
 A `Layout` maps a matrix `[..., n, k]` (n output features, k along the contraction; leading axes are
 batch) to storage `[..., rows, cols]`. `pattern` is in einops notation over the last two axes, with
-the inner `sizes` given and one axis of n and one of k inferred. The matrix is first padded with `fill`
-up to `align` (the consumer's contract, which may be coarser than the pattern's own tile), then permuted,
-axes named in `flip` (size 2) exchanged, and last the bits of each 32-bit word permuted by `bits`.
+the inner `sizes` given and one axis of n and one of k inferred. The matrix is first padded with
+`fill` up to `align` (the consumer's contract, which may be coarser than the pattern's own tile),
+then permuted, axes named in `flip` (size 2) exchanged, and last the bits of each 32-bit word
+permuted by `bits`.
 
-Padding belongs to the inferred axis. Where sized axes stand before it, as g in `(g h s)` (gate rows, then
-up rows), each of those `parts` is padded by itself: padding only the end would hand gate rows to up.
+Padding belongs to the inferred axis. Where sized axes stand before it, as g in `(g h s)` (gate
+rows, then up rows), each of those `parts` is padded by itself: padding only the end would hand gate
+rows to up.
 
-forward, inverse, index map, padding mask, byte count, the fused kernel's tile and the picture are all
-derived from these fields; nothing else in the project states a permutation.
+forward, inverse, index map, padding mask, byte count, the fused kernel's tile and the picture are
+all derived from these fields; nothing else in the project states a permutation.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from einops import rearrange
 
 from kernels.errors import LayoutError
 
-# How a consumer's library returns the storage [e, rows, cols]: always the same memory, other strides.
+# How a consumer's library returns the storage [e, rows, cols]: always the same memory, other
+# strides.
 VIEWS = {
     "rows_cols": "e r c -> e r c",
     "cols_rows": "e r c -> e c r",
@@ -42,9 +45,10 @@ _WORD_CHUNK = 1 << 18  # 32-bit words a bit permutation holds at a time: 1 MiB, 
 class Digit:
     """One named axis of a layout at a concrete size, as a mixed-radix digit of the address.
 
-    dim: 0 for n, 1 for k. in_stride: step along that padded axis, in elements; where `Layout.parts` is
-    above 1, the leading digits of n step from part to part, n / parts rows apart in an unpadded source.
-    out_stride: step in the flat storage of one matrix, in elements. flip: reversed on its way.
+    dim: 0 for n, 1 for k. in_stride: step along that padded axis, in elements; where `Layout.parts`
+    is above 1, the leading digits of n step from part to part, n / parts rows apart in an unpadded
+    source. out_stride: step in the flat storage of one matrix, in elements. flip: reversed on its
+    way.
     """
 
     name: str
@@ -145,7 +149,8 @@ class Layout:
 
     @cached_property
     def parts(self) -> int:
-        """How many equal parts of the rows are padded each by itself: 2 for gate and up halves, else 1."""
+        """How many equal parts of the rows are padded each by itself: 2 for gate and up halves,
+        else 1."""
         parts = 1
         for name in self.source_axes[0]:
             if name not in self.sizes:
@@ -171,17 +176,20 @@ class Layout:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Checkpoint order without any alignment: nothing to move, so storage may be the input itself."""
+        """Checkpoint order without any alignment: nothing to move, so storage may be the input
+        itself."""
         return self.source_axes == self.storage_axes and not self.flip and self.align == (1, 1)
 
     def storage_shape(self, n: int, k: int) -> tuple[int, int]:
-        """(rows, cols) of one matrix in storage; rows * cols is its byte count for byte elements."""
+        """(rows, cols) of one matrix in storage; rows * cols is its byte count for byte
+        elements."""
         extents = self.extents(n, k)
         rows, cols = (prod(extents[name] for name in group) for group in self.storage_axes)
         return rows, cols
 
     def digits(self, n: int, k: int) -> tuple[Digit, ...]:
-        """The address of an n x k matrix as mixed-radix digits, in storage order, outermost first."""
+        """The address of an n x k matrix as mixed-radix digits, in storage order, outermost
+        first."""
         extents = self.extents(n, k)
         place: dict[str, tuple[int, int]] = {}
         for dim, group in enumerate(self.source_axes):
@@ -214,7 +222,8 @@ class Layout:
         return permute_bits_(out, self.bits) if self.bits else out
 
     def inverse(self, storage: torch.Tensor, n: int, k: int) -> torch.Tensor:
-        """Storage [..., rows, cols] (or flat [..., rows * cols]) -> [..., n, k], padding sliced off.
+        """Storage [..., rows, cols] (or flat [..., rows * cols]) -> [..., n, k], padding sliced
+        off.
 
         Raises LayoutError when the storage is not that of an n x k matrix.
         """
@@ -224,7 +233,8 @@ class Layout:
         if storage.shape[-2:] != (rows, cols):
             if storage.ndim < 1 or storage.shape[-1] != rows * cols:
                 raise LayoutError(
-                    f"layout {self.name!r}: storage {tuple(storage.shape)} is not that of a {n} x {k} "
+                    f"layout {self.name!r}: storage {tuple(storage.shape)} is not that of a {n} x "
+                    f"{k} "
                     f"matrix, which takes {rows} x {cols}; give the logical shape it was made from"
                 )
             storage = storage.unflatten(-1, (rows, cols))
@@ -235,7 +245,8 @@ class Layout:
         return self._unpad(self._permute(storage, n, k, back=True), n, k).contiguous()
 
     def consumer_view(self, storage: torch.Tensor, n: int, k: int) -> torch.Tensor:
-        """Storage [E, rows, cols] as the consumer's library shapes it (`view`); shares memory, always."""
+        """Storage [E, rows, cols] as the consumer's library shapes it (`view`); shares memory,
+        always."""
         rn, rk = (p // a for p, a in zip(self.padded(n, k), (128, 4), strict=True))
         sizes = {
             "blackwell_5d": {"rn": rn, "rk": rk, "o": 2},
@@ -294,7 +305,8 @@ class Layout:
             )
         if self.bits and x.dtype != torch.uint8:
             raise LayoutError(
-                f"layout {self.name!r} permutes bits of bytes: want uint8, got {x.dtype} {tuple(x.shape)}"
+                f"layout {self.name!r} permutes bits of bytes: want uint8, got {x.dtype} "
+                f"{tuple(x.shape)}"
             )
 
 
@@ -304,9 +316,11 @@ def _is_float8(x: torch.Tensor) -> bool:
 
 
 def permute_bits_(x: torch.Tensor, bits: tuple[int, ...]) -> torch.Tensor:
-    """In place on contiguous uint8 x (a multiple of 4 bytes): bit i of each word becomes bit bits[i].
+    """In place on contiguous uint8 x (a multiple of 4 bytes): bit i of each word becomes bit
+    bits[i].
 
-    Bits that travel the same distance move together, so whole words take one shift and mask a distance.
+    Bits that travel the same distance move together, so whole words take one shift and mask a
+    distance.
     """
     moves: dict[int, int] = {}
     for target, origin in enumerate(bits):

@@ -1,8 +1,9 @@
 """Which layouts and constraints a target takes: pure decision tables, no device is asked.
 
-A target is an architecture string: sm80 sm90 sm100 sm103 sm120, gfx942 gfx950 gfx1250, or cpu. It need
-not be the machine this runs on. MXFP4 weights have their scale blocks along K. The rules are those of
-vllm mxfp4_utils.py `_swizzle_mxfp4` and triton_kernels layout.py `make_default_matmul_mxfp4_w_layout`.
+A target is an architecture string: sm80 sm90 sm100 sm103 sm120, gfx942 gfx950 gfx1250, or cpu. It
+need not be the machine this runs on. MXFP4 weights have their scale blocks along K. The rules are
+those of vllm mxfp4_utils.py `_swizzle_mxfp4` and triton_kernels layout.py
+`make_default_matmul_mxfp4_w_layout`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ HOPPER_MIN_TORCH = Version("2.8.1")  # below it the Hopper swizzle is off (vllm 
 _NVFP4 = ("nvfp4_cutedsl", "nvfp4_trtllm", "nvfp4_cutlass")
 _MXFP4 = ("mxfp4_triton", "mxfp4_quantize")
 
-# Paths with a consumer on the target. TRT-LLM gen and CuteDSL grouped GEMM kernels are built for sm100
-# and sm103 only; the CUTLASS fp4 MoE also for sm120 (flashinfer fused_moe); fp4 tensor cores start there.
+# Paths with a consumer on the target. TRT-LLM gen and CuteDSL grouped GEMM kernels are built for
+# sm100 and sm103 only; the CUTLASS fp4 MoE also for sm120 (flashinfer fused_moe); fp4 tensor cores
+# start there.
 PATHS_FOR: dict[str, tuple[str, ...]] = {
     "sm80": _MXFP4,
     "sm90": _MXFP4,
@@ -69,14 +71,15 @@ def paths_for(target: str) -> tuple[str, ...]:
 
 
 def should_use_cdna4_mx_scale_swizzle(target: str, tp_size: int) -> bool:
-    """gfx950 and tp_size <= 2: the swizzled scales need BLOCK_K % 256 == 0, which the tiles chosen for
-    the smaller shards do not have. One predicate for loader and kernel alike (vllm issue 44804)."""
+    """gfx950 and tp_size <= 2: the swizzled scales need BLOCK_K % 256 == 0, which the tiles chosen
+    for the smaller shards do not have. One predicate for loader and kernel alike (vllm issue
+    44804)."""
     return check_target(target) == "gfx950" and tp_size <= 2
 
 
 def hopper_swizzle_supported(torch_version: str) -> bool:
-    """Whether this torch is at least 2.8.1, read as a version: 2.8.1+cu128 and 2.9.0.dev20250801 are,
-    2.8.1rc1 and 2.8.0 are not."""
+    """Whether this torch is at least 2.8.1, read as a version: 2.8.1+cu128 and 2.9.0.dev20250801
+    are, 2.8.1rc1 and 2.8.0 are not."""
     try:
         return Version(torch_version) >= HOPPER_MIN_TORCH
     except InvalidVersion:
@@ -90,7 +93,8 @@ def choose_mxfp4(
     torch_version: str = "2.9.0",
     generation: str = "3.5",
 ) -> Choice:
-    """Value and scale layout of MXFP4 weights (blocks along K) for a target, with the rule that chose.
+    """Value and scale layout of MXFP4 weights (blocks along K) for a target, with the rule that
+    chose.
 
     tp_size matters on gfx950 only, num_warps, torch_version and generation on sm90 only. Raises
     LayoutError for an unknown target or generation, or tp_size < 1.
@@ -105,11 +109,11 @@ def choose_mxfp4(
         if should_use_cdna4_mx_scale_swizzle(target, tp_size):
             return Choice(
                 strided, catalog.LAYOUTS["cdna4_scale"],
-                "gfx950 at TP <= 2 has tiles with BLOCK_K % 256 == 0, which the CDNA4 scale layout needs", vllm,
+                "gfx950 at TP <= 2 has tiles with BLOCK_K % 256 == 0: CDNA4 scales", vllm,
             )  # fmt: skip
         return Choice(
             strided, strided,
-            f"gfx950 at TP {tp_size} > 2 picks tiles with BLOCK_K < 256, where the CDNA4 scale layout is off", vllm,
+            f"gfx950 at TP {tp_size} > 2 has tiles with BLOCK_K < 256: no CDNA4 scales", vllm,
         )  # fmt: skip
     if target == "gfx1250":
         return Choice(
@@ -123,13 +127,13 @@ def choose_mxfp4(
             return Choice(
                 strided, strided, f"torch {torch_version} is older than {HOPPER_MIN_TORCH}", vllm,
                 {"split_k": 1},
-                warning=f"MXFP4 on Hopper with torch {torch_version} < {HOPPER_MIN_TORCH}: the swizzle is off "
-                "and the matmul slower; use a newer torch",
+                warning=f"MXFP4 on Hopper with torch {torch_version} < {HOPPER_MIN_TORCH}: the "
+                "swizzle is off and the matmul slower; use a newer torch",
                 scale_pad_k=4,
             )  # fmt: skip
         return Choice(
             catalog.hopper_value(3, generation), catalog.hopper_scale(num_warps, generation),
-            f"sm90 casts FP4 to bf16 for wgmma: values by fragment, scales by the {num_warps} warps", vllm,
+            f"sm90 casts FP4 to bf16 for wgmma: by fragment, scales by {num_warps} warps", vllm,
             {"split_k": 1}, scale_pad_k=4,
         )  # fmt: skip
     if target in ("sm100", "sm103", "sm120"):

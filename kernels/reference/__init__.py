@@ -1,1 +1,2 @@
-"""The torch twin of every routine: readable first, and the meaning of its fused twin, to the byte."""
+"""The torch twin of every routine: readable first, and the meaning of its fused twin, to the
+byte."""

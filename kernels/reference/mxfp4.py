@@ -1,8 +1,9 @@
 """MXFP4 weight preparation for OpenAI's triton_kernels: values and scales swizzled for a target.
 
-MXFP4: e2m1 codes packed two a byte along K, one e8m0 scale per 32 elements. Results come in the shapes
-and strides in which triton_kernels returns them (K before N), over storage whose bytes are equal to
-its own; each carries the layout it is in, so that a second swizzle or another consumer is an error.
+MXFP4: e2m1 codes packed two a byte along K, one e8m0 scale per 32 elements. Results come in the
+shapes and strides in which triton_kernels returns them (K before N), over storage whose bytes are
+equal to its own; each carries the layout it is in, so that a second swizzle or another consumer is
+an error.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Swizzled:
         """Raise LayoutError unless this is the layout that a consumer expects, warps included."""
         if self.layout != layout or self.layout.sizes != layout.sizes:
             raise LayoutError(
-                f"the consumer reads layout {layout.name!r}, but this tensor {tuple(self.data.shape)} was "
+                f"the consumer reads layout {layout.name!r}, but this tensor "
+                f"{tuple(self.data.shape)} was "
                 f"prepared as {self.layout.name!r}; prepare it again from the checkpoint"
             )
 
@@ -50,7 +52,8 @@ class InFlexData:
 
 @dataclass(frozen=True)
 class SwizzledMxfp4:
-    """(value, flex, scale), in that order when unpacked, and the constraints the kernel runs under."""
+    """(value, flex, scale), in that order when unpacked, and the constraints the kernel runs
+    under."""
 
     value: Swizzled
     flex: InFlexData
@@ -77,9 +80,9 @@ def swizzle_mxfp4(
 
     quant_tensor [E, N, K/2] uint8 (packed along K), scale [E, N, K/32] uint8. `out` takes the two
     storages, contiguous uint8 of `Layout.storage_shape`, so a loader can reuse buffers or fill one
-    expert's slice. Raises LayoutError for another dtype or rank, scales that do not fit the values, a
-    tensor swizzled already, or a shape that this generation of triton_kernels refuses.
-    Source: vllm mxfp4_utils.py `_swizzle_mxfp4`; triton_kernels layout_details.
+    expert's slice. Raises LayoutError for another dtype or rank, scales that do not fit the values,
+    a tensor swizzled already, or a shape that this generation of triton_kernels refuses. Source:
+    vllm mxfp4_utils.py `_swizzle_mxfp4`; triton_kernels layout_details.
     """
     values, choice = _checked(
         quant_tensor, scale, num_warps, target, tp_size, torch_version, generation
@@ -109,18 +112,20 @@ def swizzle(
     """x [E, n, k] bytes -> the layout's storage, viewed as its consumer's library does.
 
     pad_k: k is first padded with the layout's fill to this multiple (sm90 scale groups, to 4). The
-    strided layout moves nothing: without `out`, a contiguous x is its own storage, as in triton_kernels.
+    strided layout moves nothing: without `out`, a contiguous x is its own storage, as in
+    triton_kernels.
     """
     if isinstance(x, Swizzled):
         raise LayoutError(
-            f"tensor {tuple(x.data.shape)} is in layout {x.layout.name!r} already; swizzling twice gives "
+            f"tensor {tuple(x.data.shape)} is in layout {x.layout.name!r} already; swizzling "
+            "twice gives "
             "wrong weights; start from the checkpoint tensor"
         )
     if x.ndim != 3 or x.dtype != torch.uint8:
         raise LayoutError(
             f"layout {layout.name!r}: tensor {tuple(x.shape)} {x.dtype}; want uint8 [E, n, k]"
         )
-    e, n, k = x.shape
+    _, n, k = x.shape
     padded = round_up(k, pad_k)
     source = x if padded == k else torch.nn.functional.pad(x, (0, padded - k), value=layout.fill)
     storage = source if layout.is_plain and source.is_contiguous() else layout.forward(source)
@@ -153,7 +158,8 @@ def _checked(
     for name, x in (("quant_tensor", values), ("scale", scale)):
         if isinstance(x, Swizzled):
             raise LayoutError(
-                f"swizzle_mxfp4: {name} is in layout {x.layout.name!r} already; start from the checkpoint"
+                f"swizzle_mxfp4: {name} is in layout {x.layout.name!r} already; start from the "
+                "checkpoint"
             )
         if x.ndim != 3 or x.dtype != torch.uint8:
             raise LayoutError(
@@ -162,8 +168,10 @@ def _checked(
     e, n, packed = values.shape
     if packed * 2 % BLOCK or tuple(scale.shape) != (e, n, packed * 2 // BLOCK):
         raise LayoutError(
-            f"swizzle_mxfp4: scale {tuple(scale.shape)} does not belong to quant_tensor {tuple(values.shape)}; "
-            f"want one scale per {BLOCK} elements, {(e, n, packed * 2 // BLOCK)}, and K divisible by {BLOCK}"
+            f"swizzle_mxfp4: scale {tuple(scale.shape)} does not belong to quant_tensor "
+            f"{tuple(values.shape)}; "
+            f"want one scale per {BLOCK} elements, {(e, n, packed * 2 // BLOCK)}, and K divisible "
+            f"by {BLOCK}"
         )
     version = torch.__version__ if torch_version is None else torch_version
     choice = select.choose_mxfp4(target, tp_size, num_warps, version, generation)
@@ -171,7 +179,9 @@ def _checked(
         n, groups = scale.shape[-2:]
         if (n, groups) != choice.scale.padded(n, groups):
             raise LayoutError(
-                f"swizzle_mxfp4: scale {tuple(scale.shape)} on {target}: triton_kernels 3.5 does not pad CDNA4 "
-                "scales and needs 32 | N and 8 | K/32; pad the weights first, or use generation='3.8'"
+                f"swizzle_mxfp4: scale {tuple(scale.shape)} on {target}: triton_kernels 3.5 does "
+                "not pad CDNA4 "
+                "scales and needs 32 | N and 8 | K/32; pad the weights first, or use "
+                "generation='3.8'"
             )
     return values, choice

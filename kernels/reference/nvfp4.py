@@ -22,13 +22,14 @@ BLOCK = 16  # elements per scale
 def swizzle_blockscale(scale: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Block scales to the 128x4 order: padded to (128, 4) with zero bytes, swizzled, same rank.
 
-    scale: e4m3 [M, K] or [E, M, K]. Returns e4m3 [round_up(M, 128), round_up(K, 4)], with E kept, or
-    `out`. Raises LayoutError for another dtype or rank.
-    Source: vllm nvfp4_utils.py, same name; cuBLAS "1D Block Scaling Factors Layout".
+    scale: e4m3 [M, K] or [E, M, K]. Returns e4m3 [round_up(M, 128), round_up(K, 4)], with E kept,
+    or `out`. Raises LayoutError for another dtype or rank. Source: vllm nvfp4_utils.py, same name;
+    cuBLAS "1D Block Scaling Factors Layout".
     """
     if scale.dtype != E4M3 or scale.ndim not in (2, 3):
         raise LayoutError(
-            f"swizzle_blockscale: scale {tuple(scale.shape)} {scale.dtype}; want float8_e4m3fn of rank 2 "
+            f"swizzle_blockscale: scale {tuple(scale.shape)} {scale.dtype}; want float8_e4m3fn of "
+            "rank 2 "
             "or 3, [M, K] or [E, M, K]"
         )
     layout = catalog.LAYOUTS["block_scale_128x4"]
@@ -41,7 +42,8 @@ def unswizzle_blockscale(scale: torch.Tensor, m: int, k: int) -> torch.Tensor:
     layout = catalog.LAYOUTS["block_scale_128x4"]
     if scale.shape[-2:] != layout.padded(m, k):
         raise LayoutError(
-            f"unswizzle_blockscale: scale {tuple(scale.shape)} is not the swizzled form of {m} x {k}, "
+            f"unswizzle_blockscale: scale {tuple(scale.shape)} is not the swizzled form of {m} x "
+            f"{k}, "
             f"which is {layout.padded(m, k)}"
         )
     return layout.inverse(scale.reshape(*scale.shape[:-2], *layout.storage_shape(m, k)), m, k)
@@ -57,7 +59,8 @@ def nvfp4_block_scale_interleave(
     """
     if scale.dtype != torch.uint8 or scale.ndim not in (2, 3):
         raise LayoutError(
-            f"nvfp4_block_scale_interleave: scale {tuple(scale.shape)} {scale.dtype}; want uint8 of rank 2 or 3"
+            f"nvfp4_block_scale_interleave: scale {tuple(scale.shape)} {scale.dtype}; want uint8 "
+            "of rank 2 or 3"
         )
     result = catalog.LAYOUTS["block_scale_128x4"].forward(scale).flatten()
     return _into(out, result, "nvfp4_block_scale_interleave")
@@ -71,7 +74,8 @@ def nvfp4_block_scale_deinterleave(scale: torch.Tensor, *shape: int) -> torch.Te
     want = rows * cols * (batch[0] if batch else 1)
     if scale.numel() != want:
         raise LayoutError(
-            f"nvfp4_block_scale_deinterleave: {scale.numel()} bytes cannot be scales of shape {shape}, "
+            f"nvfp4_block_scale_deinterleave: {scale.numel()} bytes cannot be scales of shape "
+            f"{shape}, "
             f"which take {want}"
         )
     return layout.inverse(scale.reshape(*batch, rows, cols), m, k)
@@ -80,14 +84,15 @@ def nvfp4_block_scale_deinterleave(scale: torch.Tensor, *shape: int) -> torch.Te
 def nvfp4_swizzled_scale_to_cutedsl_mma_view(scale: torch.Tensor) -> torch.Tensor:
     """Swizzled [E, M, K] scales as the CuteDSL kernel addresses them: (32, 4, M/128, 4, K/4, E).
 
-    A view: it shares storage with `scale`, always, so that a reload or an expert rearrangement in the
-    storage is seen by the kernel. M must be divisible by 128, K by 4, and `scale` contiguous.
+    A view: it shares storage with `scale`, always, so that a reload or an expert rearrangement in
+    the storage is seen by the kernel. M must be divisible by 128, K by 4, and `scale` contiguous.
     Source: flashinfer cute_dsl/utils.py convert_sf_to_mma_layout; vllm, same name.
     """
     layout = catalog.LAYOUTS["cutedsl_mma_view"]
     if scale.ndim != 3 or scale.shape[-2:] != layout.padded(*scale.shape[-2:]):
         raise LayoutError(
-            f"nvfp4_swizzled_scale_to_cutedsl_mma_view: scale {tuple(scale.shape)}; want [E, M, K] with "
+            f"nvfp4_swizzled_scale_to_cutedsl_mma_view: scale {tuple(scale.shape)}; want [E, M, "
+            "K] with "
             "128 | M and 4 | K, as swizzle_blockscale returns it"
         )
     if not scale.is_contiguous():
@@ -103,7 +108,8 @@ def cutedsl_mma_view_to_nvfp4_swizzled_scale(view: torch.Tensor) -> torch.Tensor
     """The inverse: (32, 4, M/128, 4, K/4, E) -> the swizzled [E, M, K], again the same storage."""
     if view.ndim != 6 or (view.shape[0], view.shape[1], view.shape[3]) != (32, 4, 4):
         raise LayoutError(
-            f"cutedsl_mma_view_to_nvfp4_swizzled_scale: view {tuple(view.shape)}; want (32, 4, M/128, 4, K/4, E)"
+            f"cutedsl_mma_view_to_nvfp4_swizzled_scale: view {tuple(view.shape)}; want (32, 4, "
+            "M/128, 4, K/4, E)"
         )
     _, _, rn, _, rk, e = view.shape
     tile = 512
@@ -114,7 +120,8 @@ def cutedsl_mma_view_to_nvfp4_swizzled_scale(view: torch.Tensor) -> torch.Tensor
         if size > 1
     ):
         raise LayoutError(
-            f"cutedsl_mma_view_to_nvfp4_swizzled_scale: strides {view.stride()} are not those of the MMA "
+            f"cutedsl_mma_view_to_nvfp4_swizzled_scale: strides {view.stride()} are not those of "
+            "the MMA "
             f"view, {strides}; this tensor is a copy, not a view of swizzled scales"
         )
     return view.as_strided((e, rn * 128, rk * 4), (rn * rk * tile, rk * 4, 1))

@@ -1,7 +1,7 @@
 """A whole NVFP4 layer: padding for FlashInfer, and the CuteDSL and TRT-LLM preparations.
 
-Tensors of a layer: w13 [E, 2I, H/2] (or [E, I, H/2] without a gate) and w2 [E, H, I/2], packed bytes;
-their scales [E, rows, K/16]. Signatures are vLLM's, so each routine can be swapped in.
+Tensors of a layer: w13 [E, 2I, H/2] (or [E, I, H/2] without a gate) and w2 [E, H, I/2], packed
+bytes; their scales [E, rows, K/16]. Signatures are vLLM's, so each routine can be swapped in.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def align_fp4_moe_weights_for_fi(
     """Pad the intermediate size to `min_alignment` with zeros, gate and up each by itself.
 
     w13 [E, 2I or I, H/2], w13_scale [E, 2I or I, H/16], w2 [E, H, I/2], w2_scale [E, H, I/16].
-    Returns the four (the inputs themselves when nothing is to pad) and the padded size. `min_alignment`
-    must be a multiple of 16, the scale block. Source: vllm flashinfer_utils.py, same name.
+    Returns the four (the inputs themselves when nothing is to pad) and the padded size.
+    `min_alignment` must be a multiple of 16, the scale block. Source: vllm flashinfer_utils.py,
+    same name.
     """
     _check_layer("align_fp4_moe_weights_for_fi", w13, w13_scale, w2, w2_scale)
     if min_alignment < 1 or min_alignment % BLOCK:
@@ -108,14 +109,15 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
     w2_scale_2: torch.Tensor,
     a2_scale: torch.Tensor,
 ) -> PREPARED_CUTEDSL:
-    """A layer for FlashInfer's CuteDSL grouped GEMM; the eight tensors in the order of the arguments.
+    """A layer for FlashInfer's CuteDSL grouped GEMM; the eight tensors in the order of the
+    arguments.
 
     layer: anything with `.activation` (a name or vLLM's enum) and, for EPLB,
-    `.moe_config.moe_parallel_config.enable_eplb`. w13 [E, 2I, H/2] uint8, w13_scale [E, 2I, H/16] e4m3,
-    w2 [E, H, I/2] uint8, w2_scale [E, H, I/16] e4m3. Gated: rows to up first, padded by halves to 64,
-    interleaved by 64; plain: padded to 128. Hidden is padded to 256; both scales swizzled 128x4; the
-    activation scales become one fp32 value an expert, all equal. Inputs are unchanged.
-    Source: vllm flashinfer_fp4_moe.py, same name.
+    `.moe_config.moe_parallel_config.enable_eplb`. w13 [E, 2I, H/2] uint8, w13_scale [E, 2I, H/16]
+    e4m3, w2 [E, H, I/2] uint8, w2_scale [E, H, I/16] e4m3. Gated: rows to up first, padded by
+    halves to 64, interleaved by 64; plain: padded to 128. Hidden is padded to 256; both scales
+    swizzled 128x4; the activation scales become one fp32 value an expert, all equal. Inputs are
+    unchanged. Source: vllm flashinfer_fp4_moe.py, same name.
     """
     activation = activations.find(layer.activation)
     eplb = enable_eplb(layer)
@@ -149,10 +151,11 @@ def prepare_static_weights_for_trtllm_fp4_moe(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A layer for TRT-LLM gen: (w13, w13_scale, w2, w2_scale), weights uint8, scales e4m3.
 
-    gemm1_weights [E, 2I or I, H/2], gemm2_weights [E, H, I/2] bytes; their scales [E, rows, K/16] bytes
-    in linear order. Gated rows are interleaved by one, all rows shuffled inside 32 (epilogue tile 128),
-    scales then swizzled 128x4. 128 must divide the gemm1 rows and the hidden size, 64 the intermediate
-    size (four scale columns). Source: vllm flashinfer_fp4_moe.py, same name; flashinfer fused_moe/core.py.
+    gemm1_weights [E, 2I or I, H/2], gemm2_weights [E, H, I/2] bytes; their scales [E, rows, K/16]
+    bytes in linear order. Gated rows are interleaved by one, all rows shuffled inside 32 (epilogue
+    tile 128), scales then swizzled 128x4. 128 must divide the gemm1 rows and the hidden size, 64
+    the intermediate size (four scale columns). Source: vllm flashinfer_fp4_moe.py, same name;
+    flashinfer fused_moe/core.py.
     """
     rows = intermediate_size * (2 if is_gated_activation else 1)
     check_trtllm_sizes(rows, hidden_size, intermediate_size)
@@ -201,7 +204,8 @@ def check_trtllm_sizes(rows: int, hidden_size: int, intermediate_size: int) -> N
     ):
         if size % multiple:
             raise LayoutError(
-                f"prepare_static_weights_for_trtllm_fp4_moe: {what}, {size}, must be divisible by {multiple}; "
+                f"prepare_static_weights_for_trtllm_fp4_moe: {what}, {size}, must be divisible by "
+                f"{multiple}; "
                 "pad with align_fp4_moe_weights_for_fi and align_fp4_moe_hidden_dim_for_fi first"
             )
 
@@ -236,12 +240,14 @@ def _check_layer(
         want = (*weight.shape[:2], weight.shape[2] * 2 // BLOCK)
         if weight.shape[2] * 2 % BLOCK or tuple(scale.shape) != want:
             raise LayoutError(
-                f"{routine}: {name} {tuple(scale.shape)} does not belong to weight {tuple(weight.shape)}; "
+                f"{routine}: {name} {tuple(scale.shape)} does not belong to weight "
+                f"{tuple(weight.shape)}; "
                 f"want {want}, one scale per {BLOCK} elements"
             )
     if w13.shape[0] != w2.shape[0] or w13.shape[2] * 2 != w2.shape[1]:
         raise LayoutError(
-            f"{routine}: w13 {tuple(w13.shape)} and w2 {tuple(w2.shape)} are not of one layer: want "
+            f"{routine}: w13 {tuple(w13.shape)} and w2 {tuple(w2.shape)} are not of one layer: "
+            "want "
             "[E, rows, H/2] and [E, H, I/2]"
         )
 

@@ -1,9 +1,9 @@
 """Gate and up rows: exchanged, interleaved, separated, shuffled.
 
 w13 holds two projections along its rows: gate (w1) first, then up (w3). Backends want up first
-(FlashInfer CUTLASS, CuteDSL, TRT-LLM), or the two interleaved by rows or groups of rows. Weight, scale
-and bias of one layer take the same row order, or the result is silently another model. Rows may be any
-axis (`dim`), elements any dtype; the layouts are in `catalog.py`.
+(FlashInfer CUTLASS, CuteDSL, TRT-LLM), or the two interleaved by rows or groups of rows. Weight,
+scale and bias of one layer take the same row order, or the result is silently another model. Rows
+may be any axis (`dim`), elements any dtype; the layouts are in `catalog.py`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def reorder_w13_to_w31_for_flashinfer_cutedsl(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """New tensors with the up rows first, then the gate rows.
 
-    w13 [E, 2I, H/2], w13_scale [E, 2I, H/16], any dtype. For `swigluoai` the rows come as
-    gate0, up0, gate1, up1, ... and are separated; else gate rows come first. `out` is written through.
+    w13 [E, 2I, H/2], w13_scale [E, 2I, H/16], any dtype. For `swigluoai` the rows come as gate0,
+    up0, gate1, up1, ... and are separated; else gate rows come first. `out` is written through.
     Source: vllm flashinfer_fp4_moe.py, same name.
     """
     layout = w31_layout(activation)
@@ -143,8 +143,10 @@ def check_groups(routine: str, x: torch.Tensor, group_size: int, dim: int) -> No
     check_dim("x", x, dim)
     if x.shape[dim] % (2 * group_size):
         raise LayoutError(
-            f"{routine}: x {tuple(x.shape)} has size {x.shape[dim]} along dim {dim}, not divisible by "
-            f"2 * group_size = {2 * group_size}; pad gate and up each to a multiple of {group_size} first"
+            f"{routine}: x {tuple(x.shape)} has size {x.shape[dim]} along dim {dim}, not "
+            "divisible by "
+            f"2 * group_size = {2 * group_size}; pad gate and up each to a multiple of "
+            f"{group_size} first"
         )
 
 
@@ -153,7 +155,8 @@ def check_halves(name: str, x: torch.Tensor, dim: int) -> None:
     check_dim(name, x, dim)
     if x.shape[dim] % 2:
         raise LayoutError(
-            f"{name} {tuple(x.shape)} has an odd size {x.shape[dim]} along dim {dim}: it cannot hold a "
+            f"{name} {tuple(x.shape)} has an odd size {x.shape[dim]} along dim {dim}: it cannot "
+            "hold a "
             "gate and an up half"
         )
 
@@ -168,7 +171,8 @@ def check_out(name: str, out: torch.Tensor, like: torch.Tensor, numel: int) -> N
     """Raise LayoutError unless `out` can hold `numel` elements of like's dtype on its device."""
     if out.dtype != like.dtype or out.device != like.device or out.numel() != numel:
         raise LayoutError(
-            f"{name}: out {tuple(out.shape)} {out.dtype} on {out.device} cannot take {numel} elements of "
+            f"{name}: out {tuple(out.shape)} {out.dtype} on {out.device} cannot take {numel} "
+            "elements of "
             f"{like.dtype} on {like.device}"
         )
     if not out.is_contiguous():
@@ -214,7 +218,8 @@ def _checked_shuffle(x: torch.Tensor, epilogue_tile_m: int) -> Layout:
     layout = catalog.LAYOUTS[f"trtllm_shuffle_{32 if epilogue_tile_m % 128 == 0 else 16}"]
     if x.shape[-2] % layout.tile[0]:
         raise LayoutError(
-            f"shuffle_rows_for_trtllm: x {tuple(x.shape)} has {x.shape[-2]} rows, no multiple of the "
+            f"shuffle_rows_for_trtllm: x {tuple(x.shape)} has {x.shape[-2]} rows, no multiple of "
+            "the "
             f"{layout.tile[0]}-row block of epilogue tile {epilogue_tile_m}; pad the rows first"
         )
     return layout

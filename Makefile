@@ -1,0 +1,41 @@
+# Two commands do everything on a fresh machine: `make sweep` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+ARGS   ?= hw=b200
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: sweep test lint bench faults checkpoint gate clean
+.DEFAULT_GOAL := sweep
+
+$(READY): pyproject.toml
+	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install -q -e '.[test,launchers]'
+	touch $@
+
+sweep: $(READY)            ## the main job: every preparation path for ARGS (default hw=b200)
+	$(RUN) -m harness sweep $(ARGS)
+
+test: lint                 ## everything: lint, types, all tests
+	$(RUN) -m pytest -n 2 --dist worksteal
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: $(READY)            ## CPU times of the reference routines, by pytest-benchmark
+	$(RUN) -m pytest tests/bench --benchmark-only -n 0
+
+faults: $(READY)           ## the fault suite alone
+	$(RUN) -m pytest tests/faults -n 0
+
+checkpoint: $(READY)       ## a small checkpoint of each kind, to try source=safetensors on
+	$(RUN) -m harness checkpoint
+
+gate: $(READY)             ## digests and decisions against the committed baseline
+	$(RUN) -m harness gate baseline=results/baselines/cpu-exact.jsonl
+
+clean:
+	rm -rf $(VENV) results/runs build *.egg-info
