@@ -58,7 +58,7 @@ def encode_e2m1(values: torch.Tensor) -> torch.Tensor:
     NaN gives magnitude 7, as FP4 has none: callers mark such blocks in the scale.
     """
     bounds = _code_bounds(values.device)
-    codes = torch.bucketize(values.float().abs(), bounds, right=True, out_int32=True)
+    codes = torch.bucketize(values.float().abs().contiguous(), bounds, right=True, out_int32=True)
     return codes.add_(torch.signbit(values), alpha=8).to(torch.uint8)
 
 

@@ -5,8 +5,12 @@ largest magnitude by adding a rounding constant and keeping the exponent less 2 
 fills a block). Elements are then rounded once, nearest with ties to even, from the fp32 value. The
 bytes equal those of vLLM 0.33's downcast_to_mxfp
 (vllm/model_executor/layers/quantization/utils/mxfp4_utils.py) for every finite bf16 and fp16 input;
-a short last block uses only its own elements. NVFP4: 16 elements share an e4m3 scale relative to an
-fp32 scale per matrix, as in ModelOpt checkpoints.
+a short last block uses only its own elements. Two edges are upstream's too: under scale byte 0
+(`even`: largest magnitude below 1.75 * 2**-125) every magnitude is zero, and in mode `even` a block
+that reaches 1.75 * 2**127 gets scale 254, not 253.
+
+NVFP4: 16 elements share an e4m3 scale relative to an fp32 scale per matrix, as in ModelOpt
+checkpoints.
 
 Inf and NaN. A block with either gets the NaN scale (255; e4m3 0x7F) and zero codes, so that it
 decodes to NaN everywhere and its neighbours are untouched. `nonfinite="vllm"` gives MXFP4's
@@ -170,16 +174,17 @@ def _mxfp4_blocks(
         magnitude.nan_to_num_(nan=0.0, posinf=torch.inf)
     largest = magnitude.amax(-1)
     del magnitude
-    exponent = (
-        largest.view(torch.int32).add(SCALE_ROUNDING[scale_rounding]).bitwise_right_shift_(23)
-    )
-    byte = exponent.sub_(2).clamp_(0, 254)
+    bits = largest.view(torch.int32).add(SCALE_ROUNDING[scale_rounding])
+    byte = bits.bitwise_right_shift_(23).sub_(2).clamp_(0, 254)
+    if scale_rounding == "even":  # 1.75 * 2**127 and more round to infinity, which upstream clamps
+        byte.masked_fill_(byte == 253, 254)
     if nonfinite == "vllm":
         byte.masked_fill_(largest.isinf() | nothing_but_nan, 254)
     else:
         byte.masked_fill_(~largest.isfinite(), E8M0_NAN)
     byte = byte.to(torch.uint8)
-    codes = encode_e2m1(blocks * decode_e8m0(254 - byte)[..., None])
+    inverse = decode_e8m0(254 - byte).masked_fill_(byte == 0, 0.0)
+    codes = encode_e2m1(blocks * inverse[..., None])
     codes.masked_fill_((byte == E8M0_NAN)[..., None], 0)
     return codes.flatten(-2)[..., : values.shape[-1]], byte
 
