@@ -98,14 +98,14 @@ def tile(layout: Layout, block_n: int, block_k: int, *, nibbles: bool = False) -
             f"layout {layout.name!r}: a block of {block_n} x {block_k} does not hold whole "
             f"{layout.tile[0]} x {layout.tile[1]} tiles; choose a multiple"
         )
-    # The padding is the whole matrix's affair: a block may be as small as the pattern's own tile.
+    # The padding is the whole matrix's affair: a block may be as small as the pattern's own tile. Axes
+    # of size 1 stay: triton's pass that copies scales to tensor memory matches Blackwell's five axes.
     unaligned = replace(layout, align=layout.tile)
     digits = unaligned.digits(block_n, block_k)
     if any(d.flip for d in digits):
         raise LayoutError(f"layout {layout.name!r} reverses an axis: it moves rows, it is no tile")
     first_k = next(i for i, d in enumerate(digits) if d.dim == 1)
     fold = prod(d.size for d in digits[first_k:] if d.dim == 0)
-    digits = tuple(d for d in digits if d.size > 1)
     perm = tuple(sorted(range(len(digits)), key=lambda i: (digits[i].dim, -digits[i].in_stride)))
     shape = tuple(d.size for d in digits)
     return Tile((*shape, 2), (*perm, len(shape)), fold) if nibbles else Tile(shape, perm, fold)

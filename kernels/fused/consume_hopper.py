@@ -98,18 +98,21 @@ def _weight_block(
     else:
         raw = tl.load(w_at)
         scale = tl.load(s_at).reshape(S_SHAPE).trans(S_PERM).reshape(BN, BK // 32)
+    # One branch each and no early return: triton compiles what follows a returning static branch too.
     if ASM:
         value = _values_asm(raw, ROWS, COLS).reshape(W_SHAPE).trans(W_PERM).reshape(BN, BK)
         factor = tl.inline_asm_elementwise(
             SCALES, "=r,=r,r", [scale], dtype=tl.bfloat16, is_pure=True, pack=4
         )
         factor = factor[:, :, None].broadcast_to(BN, BK // 32, 32).reshape(BN, BK)
-        return tl.inline_asm_elementwise(
+        weight = tl.inline_asm_elementwise(
             MULTIPLY, "=r,r,r", [value, factor], dtype=tl.bfloat16, is_pure=True, pack=2
         )
-    value = _values(raw, ROWS, COLS).reshape(W_SHAPE).trans(W_PERM).reshape(BN, BK)
-    factor = e8m0(scale.to(tl.int32))[:, :, None].broadcast_to(BN, BK // 32, 32).reshape(BN, BK)
-    return value * factor
+    else:
+        value = _values(raw, ROWS, COLS).reshape(W_SHAPE).trans(W_PERM).reshape(BN, BK)
+        factor = e8m0(scale.to(tl.int32))[:, :, None]
+        weight = value * factor.broadcast_to(BN, BK // 32, 32).reshape(BN, BK)
+    return weight
 
 
 @triton.jit
@@ -145,7 +148,10 @@ def hopper_matmul_kernel(
             W_SHAPE, W_PERM, W_FOLD, S_SHAPE, S_PERM, BN, BK, False, ASM,
         )  # fmt: skip
         x = tl.load(x_at + k)
-        acc = tl.dot(w, x.T, acc) if ASM else tl.dot(w, x.T.to(tl.float32), acc, input_precision="ieee")
+        if ASM:
+            acc = tl.dot(w, x.T, acc)
+        else:
+            acc = tl.dot(w, x.T.to(tl.float32), acc, input_precision="ieee")
     if TAIL:
         w_live = (full // 2 * W_FOLD // WORD + w_col)[None, :] < w_row // WORD
         s_live = (full // 32 * S_FOLD + s_col)[None, :] < s_row
@@ -154,7 +160,10 @@ def hopper_matmul_kernel(
             W_SHAPE, W_PERM, W_FOLD, S_SHAPE, S_PERM, BN, BK, True, ASM,
         )  # fmt: skip
         x = tl.load(x_at + full, mask=offs_k[None, :] < K - full, other=0)
-        acc = tl.dot(w, x.T, acc) if ASM else tl.dot(w, x.T.to(tl.float32), acc, input_precision="ieee")
+        if ASM:
+            acc = tl.dot(w, x.T, acc)
+        else:
+            acc = tl.dot(w, x.T.to(tl.float32), acc, input_precision="ieee")
     live = (offs_m < M)[:, None] & (offs_n < N)[None, :]
     y_at = y_ptr + expert * M * N + offs_m[:, None] * N + offs_n[None, :]
     tl.store(y_at, acc.T.to(y_ptr.dtype.element_ty), mask=live)
