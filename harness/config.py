@@ -23,7 +23,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import UsageError, suggest
+from harness import UsageError, plugins, suggest
 from harness.routines import ROUTINES
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
@@ -143,11 +143,13 @@ def _dot(where: str, name: object) -> str:
 
 
 def _store_routines() -> None:
-    """Each routine is a path by its own name; the table of routines is their only list."""
+    """Each routine is a path by its own name, and each entry point an impl: no file of their own."""
     store = ConfigStore.instance()
     for name, routine in ROUTINES.items():
         node = {"name": name, "kind": "routine", "format": "any", "source": routine.source}
         store.store(group="path", name=name, node=node)
+    for name in plugins.found():
+        store.store(group="impl", name=name, node={"name": name, "kind": "vendor", "import": None})
 
 
 _store_routines()
@@ -162,6 +164,7 @@ def groups() -> dict[str, list[str]]:
         if folder.is_dir() and folder.name not in ("hydra", "__pycache__")
     }
     found["path"] = [*found["path"], *sorted(ROUTINES)]
+    found["impl"] = sorted({*found["impl"], *plugins.found()})
     return found
 
 

@@ -72,10 +72,16 @@ def launches(fn: Callable[[], Any]) -> list[str]:
     return [e.name for e in sorted(events, key=lambda e: e.time_range.start)]
 
 
-def measure(fn: Callable[[], Any], device: torch.device | str) -> dict[str, Any]:
-    """The row's `memory` for one call of fn (takes nothing, returns its outputs)."""
+def measure(
+    fn: Callable[[], Any], device: torch.device | str, *, warm: bool = True
+) -> dict[str, Any]:
+    """The row's `memory` for one call of fn (takes nothing, returns its outputs).
+
+    warm: call fn once before; not needed on a CPU, where nothing is compiled.
+    """
     device = torch.device(device)
-    fn()
+    if warm or device.type == "cuda":
+        fn()
     peak, held, result = _cuda(fn, device) if device.type == "cuda" else _cpu(fn)
     del result
     peak, held = max(peak, held, 0), max(held, 0)

@@ -1,13 +1,16 @@
-"""A second opinion on every layout: where the vendors' own code puts an element, as plain arithmetic.
+"""A second opinion on every layout: where the vendors' own code puts an element, as plain
+arithmetic.
 
-`kernels.catalog` states layouts as patterns and derives all else from them, so a wrong pattern would be
-wrong everywhere alike. The formulas here are written from the vendors' sources and address arithmetic
-instead, share nothing with the catalog, and are held to the recorded bytes of the real libraries in
-tests/test_oracle.py. A sweep can therefore tell a wrong catalog from a right one at any shape.
+`kernels.catalog` states layouts as patterns and derives all else from them, so a wrong pattern
+would be wrong everywhere alike. The formulas here are written from the vendors' sources and
+address arithmetic instead, share nothing with the catalog, and are held to the recorded bytes of
+the real libraries in tests/test_oracle.py. A sweep can therefore tell a wrong catalog from a right
+one at any shape.
 
-A formula takes m, k (int64 tensors, broadcastable), the logical rows n, and the padded (N, K), and gives
-the offset in the flat storage of one matrix. Sources: cases of public reports, cuBLAS "1D Block Scaling
-Factors Layout", triton_kernels layout_details, flashinfer fp4_quantization.py and fused_moe/core.py.
+A formula takes m, k (int64 tensors, broadcastable), the logical rows n, and the padded (N, K), and
+gives the offset in the flat storage of one matrix. Sources: cases of public reports, cuBLAS "1D
+Block Scaling Factors Layout", triton_kernels layout_details, flashinfer fp4_quantization.py and
+fused_moe/core.py.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def tile_128x4(m: T, k: T, K: int) -> T:
 
 
 def hopper_scale(warps: int) -> Formula:
-    """triton_kernels hopper_scale.py: rows of 32 warps fold into `warps` rows, 64 columns a k pair."""
+    """triton_kernels hopper_scale.py: 32 * warps rows fold into `warps`, 64 columns a k pair."""
 
     def offset(m: T, k: T, n: int, N: int, K: int) -> T:
         span = 32 * warps
@@ -169,10 +172,11 @@ def padded(truth: Truth, n: int, k: int) -> tuple[int, int]:
 
 
 def untwiddled(words: T, byte: T) -> T:
-    """The plain byte (0 to 3) of 32-bit words packed for bf16, as int64; triton_kernels `_pack_bits`.
+    """The plain byte (0 to 3) of 32-bit words packed for bf16, as int64; triton_kernels
+    `_pack_bits`.
 
-    In each 16-bit half, nibble i < 3 has its sign at bit 15 - 3i and the rest at 8 - 3i downwards; the
-    fourth has sign 14, exponent 11 and 10, mantissa 13. The low half holds the low nibble.
+    In each 16-bit half, nibble i < 3 has its sign at bit 15 - 3i and the rest at 8 - 3i downwards;
+    the fourth has sign 14, exponent 11 and 10, mantissa 13. The low half holds the low nibble.
     """
     words = words.to(torch.int64) & 0xFFFFFFFF
     out = torch.zeros_like(words)
@@ -186,7 +190,7 @@ def untwiddled(words: T, byte: T) -> T:
 
 
 def bytes_at(truth: Truth, storage: T, m: T, k: T, n: int, width: int) -> T:
-    """What storage [E, bytes] holds for elements (m, k) of each n x width matrix: [E, len(m)] uint8."""
+    """What storage [E, elements] holds for (m, k) of each n x width matrix: [E, len(m)]."""
     N, K = padded(truth, n, width)
     offset = truth.offset(m, k, n, N, K)
     if not truth.twiddled:
@@ -196,5 +200,5 @@ def bytes_at(truth: Truth, storage: T, m: T, k: T, n: int, width: int) -> T:
 
 
 def find(layout: Layout) -> Truth | None:
-    """The vendor's formula for a layout, or None where there is none (a layout of the user's own)."""
+    """The vendor's formula for a layout, or None for one that no vendor has."""
     return TRUTHS.get(layout.name)

@@ -1,4 +1,4 @@
-"""The vendors' formulas against the vendors' recorded bytes, and the catalog against the formulas."""
+"""The vendors' formulas against their recorded bytes, and the catalog against the formulas."""
 
 from __future__ import annotations
 

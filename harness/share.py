@@ -1,0 +1,182 @@
+"""What a routine by itself is tried on, a rank's unpadded share, and the job that tries it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from harness import expected, impls
+from harness.job import Job, Made, Result, bits
+from harness.routines import ROUTINES, Want
+from kernels import activations, catalog, select
+from kernels.errors import LayoutError
+from kernels.layout import round_up
+from kernels.pads import BLOCK
+from kernels.weights import MoEWeights
+
+T = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Share:
+    """tensors: by name, as in a checkpoint, but one rank's. hidden, intermediate: theirs."""
+
+    tensors: dict[str, T]
+    activation: str
+    interleaved: bool
+    experts: int
+    hidden: int
+    intermediate: int
+    target: str
+    tp_size: int
+    generation: str
+    num_warps: int
+
+    def __getitem__(self, name: str) -> T:
+        return self.tensors[name]
+
+    @property
+    def gated(self) -> bool:
+        return activations.find(self.activation).gated
+
+    @property
+    def separated(self) -> str:
+        """The activation's name for rows that are [gate; up]."""
+        return f"{self.activation}_uninterleave" if self.interleaved else self.activation
+
+    @property
+    def choice(self) -> select.Choice:
+        return select.choose_mxfp4(
+            self.target, self.tp_size, self.num_warps, torch.__version__, self.generation
+        )
+
+    def bytes(self, name: str) -> T:
+        return bits(self[name])
+
+    def plain(self, name: str) -> T:
+        """The tensor with rows [gate; up], which NVFP4 layers of these backends have."""
+        x = self[name]
+        if not (name.startswith("w13") and self.interleaved and x.ndim == 3):
+            return x
+        rows = bits(x)
+        return torch.cat([rows[:, 0::2], rows[:, 1::2]], dim=1).view(x.dtype)
+
+    def padded(self, inner: int, hidden: int) -> dict[str, T]:
+        """The four matrices with zeros up to multiples of both sizes, each half by itself."""
+        out = {}
+        to = -(-self.intermediate // inner) * inner
+        wide = -(-self.hidden // hidden) * hidden
+        for name in ("w13_weight", "w13_scale", "w2_weight", "w2_scale"):
+            x, per = bits(self.plain(name)), 2 if name.endswith("weight") else 16
+            if name.startswith("w2"):
+                made = x.new_zeros(x.shape[0], wide, to // per)
+                made[:, : x.shape[1], : x.shape[2]] = x
+            else:
+                parts = 2 if self.gated else 1
+                made = x.new_zeros(x.shape[0], parts * to, wide // per)
+                for part in range(parts):
+                    half = x[:, part * self.intermediate : (part + 1) * self.intermediate]
+                    made[:, part * to : part * to + half.shape[1], : x.shape[2]] = half
+            out[name] = made
+        return out
+
+    def codes(self, name: str) -> T:
+        return expected.codes(self[name])
+
+    def swizzled(self, name: str) -> T:
+        return impls.load("reference", "swizzle_blockscale")(self[name])
+
+    def expected(self, kind: str, *tensors: T) -> expected.Rows:
+        return expected.rows_of(kind, *tensors)
+
+
+def share(cell: dict[str, Any], weights: MoEWeights) -> Share:
+    """The rank's whole blocks of the intermediate axis, contiguous and without padding."""
+    tp, rank, block = cell["tp_size"], cell["tp_rank"], BLOCK[weights.format]
+    if not 0 <= rank < tp:
+        raise LayoutError(f"tp_rank={rank} is not one of tp_size={tp} ranks")
+    step = round_up(-(-weights.intermediate // block), tp) // tp * block
+    start = rank * step
+    stop = min(start + step, weights.intermediate)
+    if start >= stop:
+        raise LayoutError(
+            f"tp_rank={rank} of {tp} owns no block: {weights.intermediate} is "
+            f"{-(-weights.intermediate // block)} blocks of {block}, {step // block} a rank"
+        )
+    parts = weights.parts
+    rows = torch.arange(start, stop)
+    if weights.interleaved:
+        rows = torch.stack([2 * rows, 2 * rows + 1], dim=1).flatten()
+    elif parts == 2:
+        rows = torch.cat([rows, rows + weights.intermediate])
+    tensors = {}
+    for name, x in weights.tensors().items():
+        whole = tp == 1 or x.ndim == 1 or name in ("w2_bias", "w13_scale_2")
+        if whole:
+            tensors[name] = x.clone() if ROUTINES[cell["path"]["name"]].promise == "in_place" else x
+        elif name.startswith("w13"):
+            tensors[name] = bits(x)[:, rows].view(x.dtype)
+        else:
+            per = {"weight": 1 if weights.format == "bf16" else 2, "scale": block}[
+                name.split("_")[1]
+            ]
+            tensors[name] = bits(x)[:, :, start // per : -(-stop // per)].contiguous().view(x.dtype)
+    return Share(
+        tensors, weights.activation, weights.interleaved, weights.experts, weights.hidden,
+        stop - start, cell["hw"]["arch"], tp, cell["generation"], cell["num_warps"],
+    )  # fmt: skip
+
+
+def routine_job(cell: dict[str, Any], weights: MoEWeights, impl: str) -> Job:
+    """One routine on the rank's unpadded share."""
+    name = cell["path"]["name"]
+    found = activations.find(weights.activation)
+    if ROUTINES[name].gated and not found.gated:
+        raise LayoutError(
+            f"{name}: activation {found.name!r} has no gate, so there is nothing to do"
+        )
+    return _job(cell, share(cell, weights), impl)
+
+
+def _job(cell: dict[str, Any], rank: Share, impl: str) -> Job:
+    name = cell["path"]["name"]
+    routine = ROUTINES[name]
+    function = impls.load(impl, name, cell["impl"])
+
+    def run() -> Result:
+        result = Result({}, decisions={"promise": routine.promise})
+        fresh = rank
+        if (
+            routine.promise == "in_place"
+        ):  # each run starts from the same bytes, in memory of its own
+            fresh = replace(rank, tensors={n: t.clone() for n, t in rank.tensors.items()})
+        for call in routine.calls(fresh):
+            outs = call.unpack(function(*call.args, **call.kwargs))
+            for want, out in zip(call.wants, outs, strict=True):
+                if routine.promise == "view":
+                    result.views[want.name] = out
+                    out = call.args[0]
+                if routine.promise == "in_place":
+                    result.inputs[want.name] = fresh[want.name]
+                result.tensors[want.name] = out
+                if want.layout is None and want.rows is not None:
+                    result.values[want.name] = want.rows
+                else:
+                    result.made[want.name] = _wanted(want, out)
+        return result
+
+    again = lambda other: _job(cell, replace(rank, tensors=rank.tensors | other), impl)
+    return Job(rank.tensors, run, routine.promise, again)
+
+
+def _wanted(want: Want, out: T) -> Made:
+    source = bits(want.source)
+    e, n, k = source.shape
+    wide = -(-k // want.pad_k) * want.pad_k
+    matrix = torch.nn.functional.pad(source, (0, wide - k))
+    return Made(
+        bits(out).reshape(e, -1), catalog.find(str(want.layout)), n, wide, (n, k),
+        lambda: matrix, lambda m, c: matrix[:, m, c],
+    )  # fmt: skip
