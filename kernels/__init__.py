@@ -86,7 +86,7 @@ def resolve(routine: str, impl: str) -> Callable[..., Any]:
     if impl not in IMPLS:
         raise LayoutError(f"no impl {impl!r} in this package; known: {', '.join(IMPLS)}")
     module: ModuleType = import_module(f"kernels.{impl}.{ROUTINES[routine]}")
-    return getattr(module, routine)  # type: ignore[no-any-return]
+    return getattr(module, routine)
 
 
 def _on_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

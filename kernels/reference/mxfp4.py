@@ -88,6 +88,13 @@ def swizzle_mxfp4(
         quant_tensor, scale, num_warps, target, tp_size, torch_version, generation
     )
     outs = out or (None, None)
+    if out is not None:
+        for name, part, x, layout, pad_k in (
+            ("value", out[0], values, choice.value, 1),
+            ("scale", out[1], scale, choice.scale, choice.scale_pad_k),
+        ):
+            rows, cols = layout.storage_shape(x.shape[1], round_up(x.shape[2], pad_k))
+            check_out(f"swizzle_mxfp4: {name}", part, x, x.shape[0] * rows * cols)
     swizzled_scale = swizzle(scale, choice.scale, out=outs[1], pad_k=choice.scale_pad_k)
     warps = num_warps if "w" in choice.scale.sizes else None
     return SwizzledMxfp4(
