@@ -1,24 +1,27 @@
-"""Is a prepared layer right for its consumer? Three checks, each `pass` or a sentence that names the fault.
+"""Is a prepared layer right for its consumer? Three checks, each `pass` or what is wrong and where.
 
-shards_equal_whole  what the ranks hold, decoded and put together, is the layer; nothing twice, no block cut
-consumer_reads_it   read by the consumer's own layouts, rows and views, the layer decodes to the same
-                    matrices, bit for bit, and gives the same MoE output within the bound of its rounding
-order               position-coded weights arrive where the consumer looks for them: the steps and their order
+- shards_equal_whole: what the ranks hold, decoded and put together, is the layer; no block is cut.
+- consumer_reads_it: read by the consumer's own layouts, rows and views, the layer decodes to the
+  same matrices, bit for bit, and to the same MoE output within the bound of its rounding.
+- order: position-coded weights arrive where the consumer looks for them (see `judge_order`).
 
-None takes a tolerance. Cost is bounded by looking at part of a large layer: few experts and a hidden size
-cut to its remainder over a whole tile, the intermediate size and tensor-parallel split always real. A
-verdict says what it looked at: `pass (2 of 128 experts, hidden 320 of 2880)`.
+None takes a tolerance. Cost is bounded by looking at part of a large layer: few experts and a
+hidden size cut to its remainder over a whole tile; the intermediate size and the tensor-parallel
+split are always real. A verdict says what it looked at:
+`pass (2 of 128 experts, hidden 320 of 2880, intermediate in full)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+import kernels
 from harness import judge_order
+from harness.judge_compare import difference, merge_fault, passed, reduced
 from kernels import consumers, moe, pads, readback, shard
 from kernels import prepare as preparation
 from kernels import weights as checkpoint
@@ -27,6 +30,7 @@ from kernels.prepared import PreparedLayer
 from kernels.weights import MoEWeights
 
 TILE = 256  # hidden sizes are cut to a remainder over this, the widest hidden tile but one
+WIDE = 1 << 22  # w13 elements an expert, hidden cut, from which one expert is decoded, not two
 TOKENS = 4
 Tensor = torch.Tensor
 
@@ -46,14 +50,19 @@ def run(prepared: PreparedLayer, weights: MoEWeights) -> dict[str, str]:
 def shards_equal_whole(
     weights: MoEWeights, path: str, *, target: str, tp_size: int = 1, ep_size: int = 1
 ) -> str:
-    """Every rank's padded share, split as a kernel splits it and decoded, joins to the whole layer."""
-    small = reduced(weights, experts=ep_size + weights.experts % ep_size if ep_size > 1 else 2, tile=64)
+    """Every rank's padded share, split as a kernel splits it and decoded, joins to the whole
+    layer."""
+    small = reduced(
+        weights, experts=ep_size + weights.experts % ep_size if ep_size > 1 else 2, tile=64
+    )
     try:
         ranks = [
             [_share(small, path, target, tp_size, tp, ep_size, ep) for tp in range(tp_size)]
             for ep in range(ep_size)
         ]
-        whole = _halves(_quantized(_tensors(small), path), small, "pairs" if small.interleaved else "")
+        whole = _halves(
+            _quantized(_tensors(small), path), small, "pairs" if small.interleaved else ""
+        )
     except LayoutError as error:
         return f"fail: {error}"
     for name, want in whole.items():
@@ -66,7 +75,7 @@ def shards_equal_whole(
         ]
         if fault := difference(f"{name}, {tp_size} ranks together", torch.cat(rows, 0), want):
             return f"fail: {fault}"
-    return _passed(small, weights)
+    return passed(small, weights)
 
 
 def consumer_reads_it(
@@ -79,14 +88,15 @@ def consumer_reads_it(
             return f"fail: {fault}"
         small, layer = weights, prepared
         if weights.w13_weight.numel() + weights.w2_weight.numel() > 1 << 20:
-            small = reduced(weights, experts=2, tile=TILE)
+            wide = weights.w13_weight.shape[1] * TILE >= WIDE
+            small = reduced(weights, experts=1 if wide else 2, tile=TILE)
             options = prepared.options | {"enable_eplb": False, "ep_size": 1, "ep_rank": 0}
             layer = preparation.prepare(
                 prepared.path, small, target=prepared.target, impl=prepared.impl, **options
             )
             if fault := _tags_shapes_views(layer, reads):
                 return f"fail: {fault}"
-        return _values(layer, reads, small) or _passed(small, weights)
+        return _values(layer, reads, small) or passed(small, weights)
     except LayoutError as error:
         return f"fail: {error}"
 
@@ -98,40 +108,7 @@ def order(prepared: PreparedLayer, weights: MoEWeights) -> str:
         fault = judge_order.misplaced(prepared, small)
     except LayoutError as error:
         fault = str(error)
-    return f"fail: {fault}" if fault else _passed(small, weights, experts=weights.experts)
-
-
-def reduced(weights: MoEWeights, *, experts: int, tile: int) -> MoEWeights:
-    """The first experts, and hidden columns cut to one tile and the remainder of the real size."""
-    experts = min(experts, weights.experts)
-    hidden = min(weights.hidden, tile + weights.hidden % tile)
-    per_byte, block = (1, 32) if weights.format == "bf16" else (2, pads.BLOCK[weights.format])
-    cut = weights.tensors()
-    columns = {"w13_weight": hidden // per_byte, "w13_scale": -(-hidden // block)}
-    for name, tensor in cut.items():
-        kept = tensor[:experts]
-        if name in columns:
-            kept = kept[..., : columns[name]]
-        elif name in ("w2_weight", "w2_scale", "w2_bias"):
-            kept = kept[:, :hidden]
-        cut[name] = kept
-    return replace(weights, **cut)
-
-
-def difference(name: str, got: Tensor, want: Tensor) -> str:
-    """'' when equal in shape and every bit, else how many differ, the first place and both values."""
-    if got.shape != want.shape:
-        return f"{name}: shape {tuple(got.shape)} instead of {tuple(want.shape)}"
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[want.element_size()]
-    unequal = got.contiguous().view(bits) != want.contiguous().view(bits)
-    count = int(unequal.sum())
-    if not count:
-        return ""
-    at = tuple(int(i) for i in torch.unravel_index(unequal.flatten().int().argmax(), want.shape))
-    return (
-        f"{name}: {count} of {want.numel()} values differ, first at {at}: "
-        f"{got[at].item()!r} instead of {want[at].item()!r}"
-    )
+    return f"fail: {fault}" if fault else passed(small, weights, experts=weights.experts)
 
 
 def _share(
@@ -174,7 +151,7 @@ def _tensors(weights: MoEWeights) -> dict[str, Tensor]:
 def _quantized(tensors: dict[str, Tensor], path: str) -> dict[str, Tensor]:
     """For a path that quantizes, the codes and scales in place of the bf16 weights."""
     if pads.FORMAT[path] == "bf16":
-        downcast = preparation.kernels.resolve("downcast_to_mxfp", "reference")
+        downcast = kernels.resolve("downcast_to_mxfp", "reference")
         for name in ("w13", "w2"):
             codes, scale, *_ = downcast(tensors[f"{name}_weight"], 2)
             tensors |= {f"{name}_weight": codes, f"{name}_scale": scale}
@@ -208,16 +185,24 @@ def _tags_shapes_views(prepared: PreparedLayer, reads: consumers.Reads) -> str:
         want = prepared.plan.expert_count * rows * cols
         if storage.numel() != want:
             return (
-                f"{name}: storage {tuple(storage.shape)} holds {storage.numel()} elements; the consumer "
-                f"strides over {want}, {prepared.plan.expert_count} x {n} x {k} in layout {layout.name!r}"
+                f"{name}: storage {tuple(storage.shape)} holds {storage.numel()} elements; the "
+                f"consumer strides over {want}, {prepared.plan.expert_count} x {n} x {k} in layout "
+                f"{layout.name!r}"
             )
         if not storage.is_contiguous() or any(not s for s in storage.stride()):
             return f"{name}: storage {tuple(storage.shape)} has strides {storage.stride()}"
         view = prepared.views.get(name)
         if layout.view == "mma_6d" and view is None:
-            return f"{name}: the consumer takes a {layout.view} view of the storage, and there is none"
-        if view is not None and view.untyped_storage().data_ptr() != storage.untyped_storage().data_ptr():
-            return f"{name}: the view {tuple(view.shape)} is a copy; a reload in place would not reach it"
+            return (
+                f"{name}: the consumer takes a {layout.view} view of the storage, and there is none"
+            )
+        if (
+            view is not None
+            and view.untyped_storage().data_ptr() != storage.untyped_storage().data_ptr()
+        ):
+            return (
+                f"{name}: the view {tuple(view.shape)} is a copy; a reload in place would miss it"
+            )
     return ""
 
 
@@ -234,12 +219,14 @@ def _activation_scales(prepared: PreparedLayer, weights: MoEWeights) -> str:
 
 
 def _values(layer: PreparedLayer, reads: consumers.Reads, weights: MoEWeights) -> str:
-    """fail: ... where the matrices or the output that the consumer gets are not the checkpoint's."""
+    """fail: ... where the matrices or the output that the consumer gets are not the
+    checkpoint's."""
     source = moe.dense(_to_cpu(_as_quantized(weights, layer.path)), torch.float64)
     plan, merged = layer.plan, weights.w13_scale_2 is not None and weights.w13_scale_2.ndim == 2
     experts = slice(plan.expert_start, plan.expert_start + plan.expert_count)
     own = slice(plan.start, plan.start + plan.real)
-    got = readback.dense_from_prepared(layer, reads=reads)
+    padded = readback.dense_from_prepared(layer, reads=reads, padded=True)
+    got = readback.unpadded(padded, plan).matrices()
     want = {name: t[experts] if t.ndim else t for name, t in source.matrices().items()}
     for name in ("gate", "up", "gate_bias", "up_bias"):
         if name in want:
@@ -248,18 +235,17 @@ def _values(layer: PreparedLayer, reads: consumers.Reads, weights: MoEWeights) -
     if plan.tp_rank and "down_bias" in want:
         want["down_bias"] = torch.zeros_like(want["down_bias"])
     for name, matrix in want.items():
-        have = got.matrices()[name]
+        have = got[name]
         merging = merged and name in ("gate", "up")
-        check = _merge_fault if merging else difference
+        check = merge_fault if merging else difference
         if fault := check(name, have, matrix, *([layer.tensors["w13_scale_2"]] if merging else [])):
             return f"fail: {fault}"
         want[name] = have  # equal, or within the bound of the merge: compare the output past it
-    rank = replace(source, **want)
+    rank = replace(source, **cast(Any, want))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(TOKENS, plan.hidden, dtype=torch.float64, generator=generator)
     logits = torch.randn(TOKENS, weights.experts, dtype=torch.float64, generator=generator)
     ids, probs = moe.route(logits, min(2, weights.experts))
-    padded = readback.dense_from_prepared(layer, reads=reads, padded=True)
     x_padded = torch.nn.functional.pad(x, (0, plan.padded_hidden - plan.hidden))
     out, bound = moe.forward(rank, x, ids, probs, expert_start=plan.expert_start)
     served, served_bound = moe.forward(padded, x_padded, ids, probs, expert_start=plan.expert_start)
@@ -269,21 +255,8 @@ def _values(layer: PreparedLayer, reads: consumers.Reads, weights: MoEWeights) -
         return ""
     at = tuple(int(i) for i in torch.unravel_index(outside.flatten().int().argmax(), outside.shape))
     return (
-        f"fail: MoE output: {int(outside.sum())} of {outside.numel()} values outside the fp64 bound, first "
-        f"at token {at[0]}, column {at[1]}: {served[at].item()!r} instead of {out[at].item()!r}"
-    )
-
-
-def _merge_fault(name: str, have: Tensor, want: Tensor, merged: Tensor) -> str:
-    """'' where two global scales made one within the bound that `merge_global_scales` states."""
-    step = 6 * 2.0**-10 * merged.double().cpu()[:, None, None]
-    outside = (have - want).abs() > torch.maximum(want.abs() * (2.0**-4 + 2.0**-22), step)
-    if not outside.any():
-        return ""
-    at = tuple(int(i) for i in torch.unravel_index(outside.flatten().int().argmax(), want.shape))
-    return (
-        f"{name}: {int(outside.sum())} of {want.numel()} values outside the bound of the global-scale "
-        f"merge, first at {at}: {have[at].item()!r} instead of {want[at].item()!r}"
+        f"fail: MoE output: {int(outside.sum())} of {outside.numel()} values outside the fp64 "
+        f"bound, first at token {at[0]}, column {at[1]}: {served[at].item()!r} instead of {out[at].item()!r}"
     )
 
 
@@ -291,23 +264,10 @@ def _as_quantized(weights: MoEWeights, path: str) -> MoEWeights:
     """bf16 weights as the MXFP4 weights that the path makes of them."""
     if pads.FORMAT[path] != "bf16":
         return weights
-    tensors = _quantized(_tensors(weights), path)
+    tensors: dict[str, Any] = _quantized(_tensors(weights), path)
     return replace(weights, **tensors, format="mxfp4")
 
 
 def _to_cpu(weights: MoEWeights) -> MoEWeights:
-    return replace(weights, **{name: t.cpu() for name, t in weights.tensors().items()})
-
-
-def _passed(small: MoEWeights, weights: MoEWeights, experts: int | None = None) -> str:
-    """pass, with what was looked at where that was not everything."""
-    seen = experts or small.experts
-    if seen == weights.experts and small.hidden == weights.hidden:
-        return "pass"
-    return (
-        f"pass ({seen} of {weights.experts} experts, hidden {small.hidden} of {weights.hidden}, "
-        "intermediate in full)"
-    )
-
-
-__all__: list[Any] = ["consumer_reads_it", "difference", "order", "reduced", "run", "shards_equal_whole"]
+    tensors: dict[str, Any] = {name: t.cpu() for name, t in weights.tensors().items()}
+    return replace(weights, **tensors)

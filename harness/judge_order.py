@@ -1,14 +1,16 @@
 """Position-coded weights through a whole path: where did each byte of the checkpoint go?
 
-Each byte of a coded tensor says where it stood. Positions need three bytes, so three experts carry the
-low, middle and high byte of the same position; position 0 is kept for padding. The layer is prepared as
-the real one was, read back through the consumer's index maps, and every position compared with the one
-that the plan's arithmetic gives. Values play no part, so repeated or random bytes cannot hide a fault.
+Each byte of a coded tensor says where it stood. Positions need three bytes, so three experts carry
+the low, middle and high byte of the same position; position 0 is kept for padding. The layer is
+prepared as the real one was, read back through the consumer's index maps, and every position
+compared with the one that the plan's arithmetic gives. Values play no part, so repeated or random
+bytes cannot hide a fault.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -27,12 +29,11 @@ def misplaced(prepared: PreparedLayer, weights: MoEWeights) -> str:
 
     weights: gives sizes, row order and device; its values are not used.
     """
-    # What follows quantizing is the MXFP4 path; that quantizing and sharding commute is checked apart.
+    # After quantizing it is the MXFP4 path; shards_equal_whole shows that quantizing and sharding
+    # commute.
     path = "mxfp4_triton" if prepared.path == "mxfp4_quantize" else prepared.path
     options = prepared.options | {"ep_size": 1, "ep_rank": 0, "enable_eplb": False}
-    layer = prepare(
-        path, coded(weights), target=prepared.target, impl=prepared.impl, **options
-    )
+    layer = prepare(path, coded(weights), target=prepared.target, impl=prepared.impl, **options)
     reads = readback.consumer_of(layer)
     for name, found in readback.fetch_all(layer, reads).items():
         have = found[0].long() if name.endswith("bias") else decode(found)
@@ -42,9 +43,9 @@ def misplaced(prepared: PreparedLayer, weights: MoEWeights) -> str:
             at = tuple(int(i) for i in torch.unravel_index(unequal.int().argmax(), have.shape))
             width = source_shape(layer.plan, name)[1]
             return (
-                f"{name}: {int(unequal.sum())} of {have.numel()} places hold another byte, first at "
-                f"row {at[0]}, column {at[1]} of the padded matrix: {_place(int(have[at]), width)} "
-                f"instead of {_place(int(want[at]), width)}"
+                f"{name}: {int(unequal.sum())} of {have.numel()} places hold another byte, first "
+                f"at row {at[0]}, column {at[1]} of the padded matrix: "
+                f"{_place(int(have[at]), width)} instead of {_place(int(want[at]), width)}"
             )
     return ""
 
@@ -53,24 +54,25 @@ def coded(weights: MoEWeights) -> MoEWeights:
     """Weights of the same sizes whose bytes are positions, one byte of it an expert."""
     device, form = weights.w13_weight.device, weights.format
     if form == "bf16":
-        e, rows, h = weights.w13_weight.shape
+        _, rows, h = weights.w13_weight.shape
         form, i = "mxfp4", weights.intermediate
         shapes = {
             "w13_weight": (rows, h // 2), "w13_scale": (rows, -(-h // 32)),
             "w2_weight": (h, i // 2), "w2_scale": (h, -(-i // 32)),
         }  # fmt: skip
     else:
+        have = weights.tensors()
         names = ("w13_weight", "w13_scale", "w2_weight", "w2_scale")
-        shapes = {n: tuple(weights.tensors()[n].shape[1:]) for n in names}
+        shapes = {name: (have[name].shape[1], have[name].shape[2]) for name in names}
     scale_dtype = torch.float8_e4m3fn if form == "nvfp4" else torch.uint8
-    tensors = {name: _planes(*shape, device) for name, shape in shapes.items()}
+    tensors: dict[str, Any] = {name: _planes(*shape, device) for name, shape in shapes.items()}
     for name in ("w13_scale", "w2_scale"):
         tensors[name] = tensors[name].view(scale_dtype)
     for name, size in (("w13_bias", weights.w13_weight.shape[1]), ("w2_bias", weights.hidden)):
         positions = torch.arange(1, size + 1, dtype=torch.float32, device=device)
         tensors[name] = positions.repeat(PLANES, 1)
-    absent = dict.fromkeys(("w13_scale_2", "w2_scale_2", "a13_scale", "a2_scale"))
-    return replace(weights, **tensors, **absent, format=form)
+    tensors |= dict.fromkeys(("w13_scale_2", "w2_scale_2", "a13_scale", "a2_scale"))
+    return replace(weights, **tensors, format=form)
 
 
 def decode(planes: Tensor) -> Tensor:
@@ -80,7 +82,8 @@ def decode(planes: Tensor) -> Tensor:
 
 
 def expected(plan: ShardPlan, name: str, shape: torch.Size, rows: str) -> Tensor:
-    """int64 [n, k]: the position that each place of the padded matrix should hold, 0 for padding."""
+    """int64 [n, k]: the position that each place of the padded matrix should hold, 0 for
+    padding."""
     n, k = shape
     count, width = source_shape(plan, name)
     row, column = torch.arange(n), torch.arange(k)

@@ -1,7 +1,8 @@
 """What each consumer reads: the layouts, row order and kernel constraints of a path on a target.
 
-One table for both sides. `prepare` tags a layer with it, and a consumer (or the judge) asks it anew for
-the flags that the kernel runs under and compares tags, so loader and kernel cannot disagree in silence.
+One table for both sides. `prepare` tags a layer with it, and a consumer (or the judge) asks it anew
+for the flags that the kernel runs under and compares tags, so loader and kernel cannot disagree in
+silence.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Reads:
     scale_pad_k: int = 1
 
 
-# Layout of (w13_weight, w13_scale, w2_weight, w2_scale) and row order, gated and plain. Biases take the
-# row layout of their weight. cutedsl_w13 itself puts up first, so its rows enter as gate, up.
+# Layout of (w13_weight, w13_scale, w2_weight, w2_scale) and row order, gated and plain. Biases take
+# the row layout of their weight. cutedsl_w13 itself puts up first, so its rows enter as gate, up.
 _NVFP4: dict[tuple[str, bool], tuple[str, str, str, str, str]] = {
     ("nvfp4_cutedsl", True): (
         "cutedsl_w13", "cutedsl_w13_scale", "strided", "cutedsl_mma_view", "gate|up"),

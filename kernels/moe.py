@@ -1,17 +1,18 @@
 """The reference MoE forward: what a model computes, in fp32 or fp64, to judge a prepared layer by.
 
-`dense` turns checkpoint weights into plain matrices; `readback.dense_from_prepared` gives the same value
-type from a prepared layer, read as its consumer addresses it. `forward` computes on either:
+`dense` turns checkpoint weights into plain matrices; `readback.dense_from_prepared` gives the same
+value type from a prepared layer, read as its consumer addresses it. `forward` computes on either:
 
     out[t] = sum over the token's top-k experts of p * (W2 act(W1 x + b1, W3 x + b3) + b2)
 
-with p the softmax over the k chosen logits. Ranks of tensor parallelism give partial outputs that sum to
-the layer's (w2_bias on rank 0 only); ranks of expert parallelism give outputs of their experts, which sum
-too. `forward` also returns a bound on its own rounding error, so that two orders of summation can be
-compared without a chosen tolerance.
+with p the softmax over the k chosen logits. Ranks of tensor parallelism give partial outputs that
+sum to the layer's (w2_bias on rank 0 only); ranks of expert parallelism give outputs of their
+experts, which sum too. `forward` also returns a bound on its own rounding error, so that two orders
+of summation can be compared without a chosen tolerance.
 
-Activations follow vLLM (fused_moe/activation.py, layers/activation.py); swigluoai is gpt-oss's: gate
-clipped at 7, up at -7 and 7, gate * sigmoid(1.702 * gate) * (up + 1) (gpt-oss torch/model.py `swiglu`).
+Activations follow vLLM (fused_moe/activation.py, layers/activation.py); swigluoai is gpt-oss's:
+gate clipped at 7, up at -7 and 7, gate * sigmoid(1.702 * gate) * (up + 1) (gpt-oss torch/model.py
+`swiglu`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 
 from kernels import activations, formats
 from kernels.errors import LayoutError
@@ -32,8 +34,8 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Dense:
-    """A layer as matrices of one floating dtype: gate and up [E, I, H] (gate None without one), down
-    [E, H, I], biases [E, I] and [E, H] or None, activation scales (one number) or None."""
+    """A layer as matrices of one floating dtype: gate and up [E, I, H] (gate None without one),
+    down [E, H, I], biases [E, I] and [E, H] or None, activation scales (one number) or None."""
 
     gate: Tensor | None
     up: Tensor
@@ -60,15 +62,24 @@ class Act:
     slope: Callable[[Tensor], Tensor]
 
 
-_same = lambda u: u
-_clip = lambda u: u.clamp(-LIMIT, LIMIT)
+def _same(u: Tensor) -> Tensor:
+    return u
+
+
+def _clip(u: Tensor) -> Tensor:
+    return u.clamp(-LIMIT, LIMIT)
+
+
+def _up_to(bound: float) -> Callable[[Tensor], Tensor]:
+    return lambda g: torch.full_like(g, bound)
+
+
 _oai = Act(
     lambda g: g.clamp(max=LIMIT) * torch.sigmoid(ALPHA * g.clamp(max=LIMIT)),
     lambda u: _clip(u) + 1,
-    lambda g: torch.full_like(g, 1.1),
+    _up_to(1.1),
 )
 _relu2 = Act(lambda g: F.relu(g).square(), _same, lambda g: 2 * F.relu(g))
-_up_to = lambda bound: lambda g: torch.full_like(g, bound)
 # The slopes are the suprema of |f'|: silu 1.0998, gelu 1.1290, rounded up.
 ACTS: dict[str, Act] = {
     "silu": Act(F.silu, _same, _up_to(1.1)),
@@ -91,21 +102,22 @@ def dense(weights: MoEWeights, dtype: torch.dtype = torch.float64) -> Dense:
     """Checkpoint weights as matrices. Exact in fp64; in fp32 an NVFP4 global scale rounds once."""
     w13 = decode(weights.w13_weight, weights.w13_scale, weights.format, dtype)
     w2 = decode(weights.w2_weight, weights.w2_scale, weights.format, dtype)
-    gate, up = split_rows(w13, "pairs" if weights.interleaved else "gate|up", weights.gated)
-    bias13 = None if weights.w13_bias is None else weights.w13_bias.to(dtype)
-    gate_bias, up_bias = split_rows(
-        bias13, "pairs" if weights.interleaved else "gate|up", weights.gated
-    )
+    rows = "pairs" if weights.interleaved else "gate|up"
+    gate, up = split_rows(w13, rows, weights.gated)
+    gate_bias, up_bias = split_bias(weights.w13_bias, rows, weights.gated, dtype)
     gate_2, up_2 = global_scales(weights.w13_scale_2, dtype)
     _, down_2 = global_scales(weights.w2_scale_2, dtype)
-    amax = lambda scale: None if scale is None else scale.max().to(dtype)
     return Dense(
         gate=None if gate is None else gate * gate_2, up=up * up_2, down=w2 * down_2,
         gate_bias=gate_bias, up_bias=up_bias,
         down_bias=None if weights.w2_bias is None else weights.w2_bias.to(dtype),
-        a13_scale=amax(weights.a13_scale), a2_scale=amax(weights.a2_scale),
+        a13_scale=_amax(weights.a13_scale, dtype), a2_scale=_amax(weights.a2_scale, dtype),
         activation=weights.activation,
     )  # fmt: skip
+
+
+def _amax(scale: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if scale is None else scale.max().to(dtype)
 
 
 def decode(codes: Tensor, scale: Tensor | None, form: str, dtype: torch.dtype) -> Tensor:
@@ -119,16 +131,20 @@ def decode(codes: Tensor, scale: Tensor | None, form: str, dtype: torch.dtype) -
     return formats.dequantize_mxfp4(codes, scale).to(dtype)
 
 
-def split_rows(
-    x: Tensor | None, rows: str, gated: bool, size: int | None = None
-) -> tuple[Tensor | None, Tensor]:
-    """(gate, up) along axis 1 as `rows` orders them; (None, x) without a gate. `size` rows of each."""
-    if x is None or not gated:
-        return None, x if size is None or x is None else x[:, :size]  # type: ignore[return-value]
+def split_rows(x: Tensor, rows: str, gated: bool) -> tuple[Tensor | None, Tensor]:
+    """(gate, up) along axis 1 as `rows` orders them; (None, x) without a gate."""
+    if not gated:
+        return None, x
     half = x.shape[1] // 2
     first, second = (x[:, 0::2], x[:, 1::2]) if rows == "pairs" else (x[:, :half], x[:, half:])
-    gate, up = (second, first) if rows == "up|gate" else (first, second)
-    return gate[:, :size], up[:, :size]
+    return (second, first) if rows == "up|gate" else (first, second)
+
+
+def split_bias(
+    bias: Tensor | None, rows: str, gated: bool, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """`split_rows` of a bias [E, rows] that may be absent."""
+    return (None, None) if bias is None else split_rows(bias.to(dtype), rows, gated)
 
 
 def global_scales(scale_2: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -160,10 +176,10 @@ def forward(
     """x [T, H] in the layer's dtype -> (out [T, H], bound [T, H] on the rounding error of out).
 
     ids, probs [T, k] over all experts; this layer holds those from `expert_start` on. With
-    `quantize_activations` x and the activation are rounded to NVFP4 under a13_scale and a2_scale first,
-    as a W4A4 kernel does; the bound then holds only for equal roundings.
+    `quantize_activations` x and the activation are rounded to NVFP4 under a13_scale and a2_scale
+    first, as a W4A4 kernel does; the bound then holds only for equal roundings.
     """
-    function, gated = act(layer.activation), layer.gate is not None
+    function = act(layer.activation)
     out, bound = torch.zeros_like(x), torch.zeros_like(x)
     unit = torch.finfo(x.dtype).eps
     gamma = unit * (layer.up.shape[-1] + layer.up.shape[-2] + ids.shape[-1] + 16)
@@ -174,18 +190,26 @@ def forward(
         xe, p = x[token], probs[token, slot, None].to(x.dtype)
         if quantize_activations and layer.a13_scale is not None:
             xe = fake_quant_nvfp4(xe, layer.a13_scale)
-        up, up_abs = _linear(xe, layer.up[e], layer.up_bias, e)
-        gate, gate_abs = _linear(xe, layer.gate[e], layer.gate_bias, e) if gated else (up, up_abs)  # type: ignore[index]
-        value, factor = function.f(gate), function.k(up) if gated else torch.ones_like(up)
-        hidden = value * factor
-        drift = function.slope(gate) * gate_abs * factor.abs() + hidden.abs()
-        drift = drift + value.abs() * up_abs if gated else drift
+        hidden, drift = _hidden(layer, function, xe, e)
         if quantize_activations and layer.a2_scale is not None:
             hidden = fake_quant_nvfp4(hidden, layer.a2_scale)
         y, y_abs = _linear(hidden, layer.down[e], layer.down_bias, e)
         out.index_add_(0, token, p * y)
         bound.index_add_(0, token, p * gamma * (drift @ layer.down[e].abs().T + y_abs))
     return out, bound
+
+
+def _hidden(layer: Dense, function: Act, x: Tensor, e: int) -> tuple[Tensor, Tensor]:
+    """(act(gate, up) of expert e, what its rounding error scales with)."""
+    up, up_abs = _linear(x, layer.up[e], layer.up_bias, e)
+    if layer.gate is None:
+        hidden = function.f(up)
+        return hidden, function.slope(up) * up_abs + hidden.abs()
+    gate, gate_abs = _linear(x, layer.gate[e], layer.gate_bias, e)
+    value, factor = function.f(gate), function.k(up)
+    hidden = value * factor
+    drift = function.slope(gate) * gate_abs * factor.abs() + value.abs() * up_abs
+    return hidden, drift + hidden.abs()
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, e: int) -> tuple[Tensor, Tensor]:
@@ -197,11 +221,11 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, e: int) -> tuple[Ten
 def fake_quant_nvfp4(x: Tensor, a_scale: Tensor) -> Tensor:
     """x [T, K] rounded to NVFP4 under the global activation scale: amax / (6 * 448) of calibration.
 
-    Per block of 16: scale = e4m3(amax / 6 / a_scale), codes = e2m1(x / (scale * a_scale)); K is padded
-    with zeros to whole blocks. Source: flashinfer fp4_quantization.py, nvfp4_quantize.
+    Per block of 16: scale = e4m3(amax / 6 / a_scale), codes = e2m1(x / (scale * a_scale)); K is
+    padded with zeros to whole blocks. Source: flashinfer fp4_quantization.py, nvfp4_quantize.
     """
     k = x.shape[-1]
-    blocks = F.pad(x, (0, -k % 16)).unflatten(-1, (-1, 16))
+    blocks = rearrange(F.pad(x, (0, -k % 16)), "t (g b) -> t g b", b=16)
     amax = blocks.abs().amax(-1, keepdim=True)
     step = formats.decode_e4m3(formats.encode_e4m3(amax / 6 / a_scale)).to(x.dtype) * a_scale
     codes = formats.encode_e2m1(blocks / step.where(step > 0, torch.ones_like(step)))

@@ -1,8 +1,9 @@
 """How far each path pads on each target: one literal table, each rule with its public source.
 
 `intermediate` multiples hold for gate and up each by itself where there is a gate, and for the one
-projection where there is none. They are what the consumer needs beyond whole scale blocks; what a layout
-adds to its own storage (block scales to 128 x 4, Hopper scales to 32 rows a warp) is its `align`.
+projection where there is none. They are what the consumer needs beyond whole scale blocks; what a
+layout adds to its own storage (block scales to 128 x 4, Hopper scales to 32 rows a warp) is its
+`align`.
 
 Sources: vllm is vllm-project/vllm 0.33, under model_executor/layers: `flashinfer` is
 quantization/utils/flashinfer_fp4_moe.py, `oracle` is fused_moe/oracle/mxfp4.py.
@@ -68,7 +69,7 @@ RULES: dict[str, PadRule] = {
         why="block scales of gemm1 come in tiles of 128 rows over gate and up together",
         why_hidden="whole scale blocks of 16",
         source="vllm flashinfer, prepare_nvfp4_moe_layer_for_fi_or_cutlass",
-        note="vLLM 0.33 refuses a gated layer here that needs padding; each half padded by itself is exact",
+        note="vLLM 0.33 refuses a gated layer here that needs padding; padding each half is exact",
     ),
     "mxfp4_triton cuda": PadRule(
         gated=64, plain=64, hidden_all=32,

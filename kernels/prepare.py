@@ -1,9 +1,11 @@
-"""From a checkpoint layer to what one backend consumes on one rank: per path, the steps in their order.
+"""From a checkpoint layer to what one backend consumes on one rank: per path, the steps in their
+order.
 
-The order is the contract: shard by whole blocks, pad gate and up each by itself, bring the rows to the
-backend's order, shuffle them, swizzle the scales, make the views. Biases and scales follow the rows of
-their weight. Reading `PATHS` says which steps a path takes; each step is one short function below, and
-the routines they call are resolved by `impl`, so a fused twin or a vendor serves in their place.
+The order is the contract: shard by whole blocks, pad gate and up each by itself, bring the rows to
+the backend's order, shuffle them, swizzle the scales, make the views. Biases and scales follow the
+rows of their weight. Reading `PATHS` says which steps a path takes; each step is one short function
+below, and the routines they call are resolved by `impl`, so a fused twin or a vendor serves in
+their place.
 
 Preparation never writes to its inputs, and preparing a prepared layer is an error.
 """
@@ -86,16 +88,17 @@ def prepare(
 ) -> PreparedLayer:
     """The whole recipe of a path for rank (tp_rank, ep_rank), from the unsharded layer.
 
-    target, generation, num_warps, torch_version: as `select.choose_mxfp4`. per_token: as `shard.plan`.
-    enable_eplb, group: the activation scale is then the maximum over that torch.distributed group.
-    impl: reference or fused; `resolve(routine, impl)` may serve others. Raises LayoutError, naming
-    tensor, shape and rule, for a layer that is prepared already, of another format, or that this path
-    and target cannot serve.
+    target, generation, num_warps, torch_version: as `select.choose_mxfp4`. per_token: as
+    `shard.plan`. enable_eplb, group: the activation scale is then the maximum over that
+    torch.distributed group. impl: reference or fused; `resolve(routine, impl)` may serve others.
+    Raises LayoutError, naming tensor, shape and rule, for a layer that is prepared already, of
+    another format, or that this path and target cannot serve.
     """
     if isinstance(weights, PreparedLayer):
         raise LayoutError(
-            f"prepare({path!r}): this layer was prepared for path {weights.path!r} on {weights.target}; "
-            "prepare from the checkpoint weights, or use PreparedLayer.update_ to reload in place"
+            f"prepare({path!r}): this layer was prepared for path {weights.path!r} on "
+            f"{weights.target}; prepare from the checkpoint weights, or reload in place with "
+            "PreparedLayer.update_"
         )
     plan = shard.plan(
         path, target,
@@ -157,7 +160,8 @@ def _shard_and_pad(state: _State) -> None:
 
 
 def _merge_global_scales(state: _State) -> None:
-    """One global scale for gate and up: block scales of the smaller half are rescaled, codes kept."""
+    """One global scale for gate and up: block scales of the smaller half are rescaled, codes
+    kept."""
     scale_2 = state.tensors.get("w13_scale_2")
     if scale_2 is None or scale_2.ndim == 1:
         return
@@ -226,7 +230,8 @@ def _cutlass(state: _State) -> None:
 
 
 def _quantize(state: _State) -> None:
-    """bf16 to MXFP4 along k; a rank holds whole blocks, so this equals sharding the quantized layer."""
+    """bf16 to MXFP4 along k; a rank holds whole blocks, so this equals sharding the quantized
+    layer."""
     for name in ("w13", "w2"):
         weight = state.tensors[f"{name}_weight"]
         codes, scale, *_ = state.routine("downcast_to_mxfp")(weight, weight.ndim - 1)

@@ -1,13 +1,15 @@
-"""A prepared layer as one value: its tensors, the layouts they are in, and the tag a consumer checks.
+"""A prepared layer as one value: its tensors, the layouts they are in, and the tag a consumer
+checks.
 
-It can be updated in place after preparation. `update_` takes reloaded checkpoint weights, `rearrange_`
-moves whole experts (expert-parallel load balancing). Both write into the storage that is there, so
-pointers stay and the views that kernels hold, and CUDA graphs captured, see the change.
+It can be updated in place after preparation. `update_` takes reloaded checkpoint weights,
+`rearrange_` moves whole experts (expert-parallel load balancing). Both write into the storage that
+is there, so pointers stay and the views that kernels hold, and CUDA graphs captured, see the
+change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,12 +32,12 @@ PER_EXPERT = (
 class PreparedLayer:
     """What one backend consumes, for one rank.
 
-    tensors: storage, expert-major and contiguous. layouts: the byte order of each. logical: the (n, k)
-    that this rank owns of the checkpoint, per expert. padded: the (n, k) that went into the layout.
-    views: what the kernel addresses, sharing storage with `tensors`. row_order: how the rows of w13
-    stand before the layout: `gate|up`, `up|gate`, `pairs` (gate0, up0, gate1, ...) or `plain`.
-    constraints: kernel flags that this form needs. num_warps: of a Hopper scale layout, else None.
-    options: how it was made, so that a reload is made the same way.
+    tensors: storage, expert-major and contiguous. layouts: the byte order of each. logical: the (n,
+    k) that this rank owns of the checkpoint, per expert. padded: the (n, k) that went into the
+    layout. views: what the kernel addresses, sharing storage with `tensors`. row_order: how the
+    rows of w13 stand before the layout: `gate|up`, `up|gate`, `pairs` (gate0, up0, gate1, ...) or
+    `plain`. constraints: kernel flags that this form needs. num_warps: of a Hopper scale layout,
+    else None. options: how it was made, so that a reload is made the same way.
     """
 
     path: str
@@ -50,24 +52,25 @@ class PreparedLayer:
     constraints: dict[str, Any]
     num_warps: int | None
     plan: ShardPlan
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, tensor in (self.tensors | self.views).items():
             layout = self.layouts.get(name)
             setattr(tensor, PREPARED_MARK, layout.name if layout else self.path)
 
-    def require(
-        self, tensor: str, layout: Layout, num_warps: int | None = None
-    ) -> torch.Tensor:
+    def require(self, tensor: str, layout: Layout, num_warps: int | None = None) -> torch.Tensor:
         """The tensor, once it is in the layout that a consumer reads; LayoutError names both."""
         if tensor not in self.tensors:
-            raise LayoutError(f"path {self.path!r} holds no {tensor!r}; it has {', '.join(self.tensors)}")
+            raise LayoutError(
+                f"path {self.path!r} holds no {tensor!r}; it has {', '.join(self.tensors)}"
+            )
         have = self.layouts[tensor]
         if have != layout or dict(have.sizes) != dict(layout.sizes):
             raise LayoutError(
-                f"{tensor}: the consumer reads layout {layout.name!r}, but this layer was prepared as "
-                f"{have.name!r} for {self.target} at tp_size {self.plan.tp_size}; prepare it again"
+                f"{tensor}: the consumer reads layout {layout.name!r}, but this layer was prepared "
+                f"as {have.name!r} for {self.target} at tp_size {self.plan.tp_size}; prepare "
+                "it again"
             )
         if num_warps is not None and num_warps != self.num_warps:
             raise LayoutError(
@@ -79,8 +82,8 @@ class PreparedLayer:
     def update_(self, weights: MoEWeights) -> PreparedLayer:
         """Prepare reloaded checkpoint weights as before and write them into this layer's storage.
 
-        Every pointer and view stays valid. Raises LayoutError, with nothing written, when the weights
-        are not of the same layer. Holds a second prepared layer while it runs.
+        Every pointer and view stays valid. Raises LayoutError, with nothing written, when the
+        weights are not of the same layer. Holds a second prepared layer while it runs.
         """
         from kernels.prepare import prepare
 
@@ -90,8 +93,8 @@ class PreparedLayer:
             if new is None or new.shape != tensor.shape or new.dtype != tensor.dtype:
                 shape = None if new is None else tuple(new.shape)
                 raise LayoutError(
-                    f"update_: {name} is {tuple(tensor.shape)} here and {shape} in the new weights; "
-                    "a layer is updated from the same tensors that it was prepared from"
+                    f"update_: {name} is {tuple(tensor.shape)} here and {shape} in the new "
+                    "weights; a layer is updated from the same tensors that it was prepared from"
                 )
         for name, tensor in self.tensors.items():
             tensor.copy_(fresh.tensors[name])
@@ -100,13 +103,14 @@ class PreparedLayer:
     def rearrange_(self, sources: Sequence[int]) -> PreparedLayer:
         """Place e then holds what expert sources[e] held, in every tensor, in place.
 
-        `sources` has one entry per local expert; repeats are copies (redundant experts). At most one
-        expert of one tensor is held beside it.
+        `sources` has one entry per local expert; repeats are copies (redundant experts). At most
+        one expert of one tensor is held beside it.
         """
         experts = self.plan.expert_count
         if len(sources) != experts or not all(0 <= s < experts for s in sources):
             raise LayoutError(
-                f"rearrange_: sources {list(sources)} must give one of {experts} local experts for each"
+                f"rearrange_: sources {list(sources)} must give, for each of {experts} local "
+                "experts, one of them"
             )
         for name in PER_EXPERT:
             if name in self.tensors:
@@ -148,8 +152,8 @@ def constrained(
     """Hold a layer's kernel constraints for a block, and release them after it, whatever happens.
 
     update, reset: the consumer's own, such as triton_kernels' update_opt_flags_constraints and
-    reset_opt_flags_constraints, which set a flag for the whole process: left in place, split_k=1 of one
-    layer would bind every later matmul.
+    reset_opt_flags_constraints, which set a flag for the whole process: left in place, split_k=1 of
+    one layer would bind every later matmul.
     """
     update(dict(layer.constraints))
     try:

@@ -1,18 +1,23 @@
 """A prepared layer read back as its consumer addresses it: by index map, row order and views.
 
-Nothing here knows how the layer was prepared. The consumer's own table (`consumers.reads`) says which
-layouts and row order it expects for the flags that it runs under; a tag that differs is an error. Each
-element is then fetched from flat storage at `Layout.offsets`, after undoing the layout's bit permutation.
+Nothing here knows how the layer was prepared. The consumer's own table (`consumers.reads`) says
+which layouts and row order it expects for the flags that it runs under; a tag that differs is an
+error. Each element is then fetched from flat storage at `Layout.offsets`, after undoing the
+layout's bit permutation.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from kernels import consumers, moe, pads
 from kernels.errors import LayoutError
-from kernels.layout import Layout, permute_bits_
+from kernels.layout import Layout, permute_bits_, round_up
 from kernels.prepared import PreparedLayer
+from kernels.shard import ShardPlan
 
 
 def consumer_of(prepared: PreparedLayer, num_warps: int | None = None) -> consumers.Reads:
@@ -60,16 +65,15 @@ def fetch_all(
 def expected_shape(prepared: PreparedLayer, name: str, reads: consumers.Reads) -> tuple[int, int]:
     """(n, k) of a tensor by the plan's padded sizes: what the kernel's own strides assume."""
     plan = prepared.plan
-    block = 16 if pads.CONSUMER_FORMAT[plan.path] == "nvfp4" else 32
-    rows, hidden, inner = plan.parts * plan.padded_intermediate, plan.padded_hidden, 0
-    inner = plan.padded_intermediate
-    groups = lambda length: -(-(length // block) // reads.scale_pad_k) * reads.scale_pad_k
+    block, pad = pads.BLOCK[pads.CONSUMER_FORMAT[plan.path]], reads.scale_pad_k
+    inner, hidden = plan.padded_intermediate, plan.padded_hidden
+    rows = plan.parts * inner
     return {
         "w13_weight": (rows, hidden // 2),
-        "w13_scale": (rows, groups(hidden)),
+        "w13_scale": (rows, round_up(hidden // block, pad)),
         "w13_bias": (rows, 1),
         "w2_weight": (hidden, inner // 2),
-        "w2_scale": (hidden, groups(inner)),
+        "w2_scale": (hidden, round_up(inner // block, pad)),
         "w2_bias": (hidden, 1),
     }[name]
 
@@ -87,33 +91,43 @@ def dense_from_prepared(
     """
     reads, plan = reads or consumer_of(prepared), prepared.plan
     x, form = fetch_all(prepared, reads), pads.CONSUMER_FORMAT[plan.path]
-    block = 16 if form == "nvfp4" else 32
-    real, hidden = (
-        (plan.padded_intermediate, plan.padded_hidden) if padded else (plan.real, plan.hidden)
-    )
-    decoded = {
-        name: moe.decode(
-            x[f"{name}_weight"],
-            x[f"{name}_scale"][..., : x[f"{name}_weight"].shape[-1] * 2 // block],
-            form, dtype,
-        )
-        for name in ("w13", "w2")
-    }  # fmt: skip
-    gate, up = moe.split_rows(decoded["w13"], reads.rows, plan.gated, real)
+    decoded = {}
+    for name in ("w13", "w2"):
+        codes = x[f"{name}_weight"]
+        groups = codes.shape[-1] * 2 // pads.BLOCK[form]  # without those added for the layout
+        decoded[name] = moe.decode(codes, x[f"{name}_scale"][..., :groups], form, dtype)
+    gate, up = moe.split_rows(decoded["w13"], reads.rows, plan.gated)
     biases = {name: x[name].squeeze(-1).to(dtype) for name in ("w13_bias", "w2_bias") if name in x}
-    gate_bias, up_bias = moe.split_rows(biases.get("w13_bias"), reads.rows, plan.gated, real)
-    tensors = {name: t.cpu() for name, t in prepared.tensors.items() if t.ndim <= 2}
-    gate_2, up_2 = moe.global_scales(tensors.get("w13_scale_2"), dtype)
-    _, down_2 = moe.global_scales(tensors.get("w2_scale_2"), dtype)
-    shared = lambda name: tensors[name].max().to(dtype) if name in tensors else None
-    return moe.Dense(
-        gate=None if gate is None else gate[..., :hidden] * gate_2,
-        up=up[..., :hidden] * up_2,
-        down=decoded["w2"][:, :hidden, :real] * down_2,
+    gate_bias, up_bias = moe.split_bias(biases.get("w13_bias"), reads.rows, plan.gated, dtype)
+    scales = {name: t.cpu() for name, t in prepared.tensors.items() if name not in prepared.layouts}
+    gate_2, up_2 = moe.global_scales(scales.get("w13_scale_2"), dtype)
+    _, down_2 = moe.global_scales(scales.get("w2_scale_2"), dtype)
+    whole = moe.Dense(
+        gate=None if gate is None else gate * gate_2,
+        up=up * up_2,
+        down=decoded["w2"] * down_2,
         gate_bias=gate_bias,
         up_bias=up_bias,
-        down_bias=None if "w2_bias" not in biases else biases["w2_bias"][:, :hidden],
-        a13_scale=shared("a13_scale"),
-        a2_scale=shared("a2_scale"),
+        down_bias=biases.get("w2_bias"),
+        a13_scale=scales["a13_scale"].max().to(dtype) if "a13_scale" in scales else None,
+        a2_scale=scales["a2_scale"].max().to(dtype) if "a2_scale" in scales else None,
         activation=plan.activation,
     )
+    return whole if padded else unpadded(whole, plan)
+
+
+def unpadded(layer: moe.Dense, plan: ShardPlan) -> moe.Dense:
+    """The same matrices without their padding: what the rank owns of the checkpoint."""
+    real, hidden = slice(plan.real), slice(plan.hidden)
+    cuts: dict[str, tuple[slice, ...]] = {
+        "gate": (slice(None), real, hidden),
+        "up": (slice(None), real, hidden),
+        "down": (slice(None), hidden, real),
+        "gate_bias": (slice(None), real),
+        "up_bias": (slice(None), real),
+        "down_bias": (slice(None), hidden),
+    }
+    kept: dict[str, Any] = {
+        name: t[cuts[name]] for name, t in layer.matrices().items() if name in cuts
+    }
+    return replace(layer, **kept)

@@ -1,14 +1,15 @@
 """Which rows and blocks a rank owns, and how far they are padded: pure data, no tensor is touched.
 
-A tensor-parallel rank owns whole scale blocks of the intermediate axis: ceil(blocks / tp_size) of them,
-the last rank what is left. So gpt-oss (2880, blocks of 32) at tp_size 4 gives 736, 736, 736, 672, and no
-block's scale is shared by two ranks. Offsets into the checkpoint come from these unpadded sizes alone;
-the padded size only says how much a rank allocates. Gate and up are padded each by itself, because a
-kernel splits w13 at the padded half. Expert-parallel ranks own runs of whole experts, the first ranks one
-more where they do not divide, as vLLM's determine_expert_map places them.
+A tensor-parallel rank owns whole scale blocks of the intermediate axis: ceil(blocks / tp_size) of
+them, the last rank what is left. So gpt-oss (2880, blocks of 32) at tp_size 4 gives 736, 736, 736,
+672, and no block's scale is shared by two ranks. Offsets into the checkpoint come from these
+unpadded sizes alone; the padded size only says how much a rank allocates. Gate and up are padded
+each by itself, because a kernel splits w13 at the padded half. Expert-parallel ranks own runs of
+whole experts, the first ranks one more where they do not divide, as vLLM's determine_expert_map
+places them.
 
-`plan` answers ok, padded or refused with the reason, as a value that prints; `ShardPlan.require` turns a
-refusal into LayoutError. `pieces` lists every slice that a rank copies.
+`plan` answers ok, padded or refused with the reason, as a value that prints; `ShardPlan.require`
+turns a refusal into LayoutError. `pieces` lists every slice that a rank copies.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ class Piece:
 class ShardPlan:
     """What one rank owns of a layer and how it is padded. Sizes are elements, ranges are half open.
 
-    start, real: the rank's range of the intermediate axis. per_rank: rows of a full rank (whole blocks).
-    padded_intermediate, padded_hidden: what is allocated. outcome: ok, padded or refused, for all ranks
-    of this tp_size together. reason: why it is padded or refused. notes: what else a user should know.
+    start, real: the rank's range of the intermediate axis. per_rank: rows of a full rank (whole
+    blocks). padded_intermediate, padded_hidden: what is allocated. outcome: ok, padded or refused,
+    for all ranks of this tp_size together. reason: why it is padded or refused. notes: what else a
+    user should know.
     """
 
     path: str
@@ -93,7 +95,8 @@ class ShardPlan:
 
     @property
     def bytes_ratio(self) -> float:
-        """Weight bytes that all ranks hold over those of the checkpoint: every overhead together."""
+        """Weight bytes that all ranks hold over those of the checkpoint: every overhead
+        together."""
         held = self.tp_size * self.padded_intermediate * self.padded_hidden
         return held / (self.intermediate * self.hidden)
 
@@ -104,7 +107,8 @@ class ShardPlan:
         return self
 
     def pieces(self) -> Iterator[Piece]:
-        """Every slice that this rank copies, by checkpoint offsets and places in the padded tensors."""
+        """Every slice that this rank copies, by checkpoint offsets and places in the padded
+        tensors."""
         start, stop = self.start, self.start + self.real
         per_byte = 1 if self.format == "bf16" else 2
         for tensor in ("w13_weight", "w13_scale", "w13_bias"):
@@ -143,8 +147,9 @@ class ShardPlan:
     def __str__(self) -> str:
         lines = [
             f"{self.path} on {self.target}, {self.format}, {self.activation}: {self.verdict()}",
-            f"  tp {self.tp_rank}/{self.tp_size}: intermediate [{self.start}, {self.start + self.real}) of "
-            f"{self.intermediate}, {self.real} real in {self.padded_intermediate} allocated"
+            f"  tp {self.tp_rank}/{self.tp_size}: intermediate [{self.start}, "
+            f"{self.start + self.real}) of {self.intermediate}, {self.real} real in "
+            f"{self.padded_intermediate} allocated"
             f"{' for each of gate and up' if self.gated else ''}",
             f"  ep {self.ep_rank}/{self.ep_size}: experts [{self.expert_start}, "
             f"{self.expert_start + self.expert_count}) of {self.experts}",
@@ -170,12 +175,14 @@ def plan(
     ep_rank: int = 0,
     per_token: bool = False,
 ) -> ShardPlan:
-    """What rank (tp_rank, ep_rank) owns of a layer with these unsharded sizes, and how it is padded.
+    """What rank (tp_rank, ep_rank) owns of a layer with these unsharded sizes, and how it is
+    padded.
 
-    interleaved: rows of w13 alternate gate, up (default: as checkpoints of this activation store them).
-    per_token: activations are quantized with per-token scales (a wider hidden tile for TRT-LLM without
-    a gate). A shape or target that the path cannot serve gives a plan with outcome refused; a question
-    that makes no sense (unknown path, rank outside its group) raises LayoutError.
+    interleaved: rows of w13 alternate gate, up (default: as checkpoints of this activation store
+    them). per_token: activations are quantized with per-token scales (a wider hidden tile for
+    TRT-LLM without a gate). A shape or target that the path cannot serve gives a plan with outcome
+    refused; a question that makes no sense (unknown path, rank outside its group) raises
+    LayoutError.
     """
     rule = pads.rule(path, target, activation)
     for name, size in (("experts", experts), ("hidden", hidden), ("intermediate", intermediate)):
@@ -183,7 +190,9 @@ def plan(
             raise LayoutError(f"plan: {name}={size}; a layer has at least one")
     for kind, rank, size in (("tp", tp_rank, tp_size), ("ep", ep_rank, ep_size)):
         if not 0 <= rank < size:
-            raise LayoutError(f"plan: {kind}_rank={rank} is outside the group of {kind}_size={size}")
+            raise LayoutError(
+                f"plan: {kind}_rank={rank} is outside the group of {kind}_size={size}"
+            )
     block = BLOCK[FORMAT[path]]
     blocks = -(-intermediate // block)
     per_rank = -(-blocks // tp_size) * block
@@ -217,7 +226,8 @@ def plan(
         padded_intermediate=padded,
         padded_hidden=padded_hidden,
         outcome="refused" if refusal else "ok" if exact else "padded",
-        reason=refusal or ("" if exact else _why(rule, align, align_hidden, per_rank, hidden, block)),
+        reason=refusal
+        or ("" if exact else _why(rule, align, align_hidden, per_rank, hidden, block)),
         notes=_notes(rule, blocks, block, tp_size, padded / per_rank),
         source=rule.source,
     )
@@ -235,11 +245,15 @@ def _shape_refusal(experts: int, hidden: int, intermediate: int, ep_size: int) -
                 "pad the checkpoint to an even size"
             )
     if ep_size > experts:
-        return f"w13_weight: {experts} experts over ep_size {ep_size} leave a rank without an expert"
+        return (
+            f"w13_weight: {experts} experts over ep_size {ep_size} leave a rank without an expert"
+        )
     return ""
 
 
-def _why(rule: PadRule, align: int, align_hidden: int, per_rank: int, hidden: int, block: int) -> str:
+def _why(
+    rule: PadRule, align: int, align_hidden: int, per_rank: int, hidden: int, block: int
+) -> str:
     whys = []
     if per_rank % align:
         whys.append(f"intermediate {per_rank} -> {round_up(per_rank, align)}: {rule.why}")
@@ -248,9 +262,7 @@ def _why(rule: PadRule, align: int, align_hidden: int, per_rank: int, hidden: in
     return "; ".join(whys) or f"the last rank is short: ranks own whole blocks of {block}"
 
 
-def _notes(
-    rule: PadRule, blocks: int, block: int, tp_size: int, ratio: float
-) -> tuple[str, ...]:
+def _notes(rule: PadRule, blocks: int, block: int, tp_size: int, ratio: float) -> tuple[str, ...]:
     notes = []
     each = -(-blocks // tp_size)
     if (first := -(-blocks // each)) < tp_size:

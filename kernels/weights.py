@@ -3,8 +3,8 @@
 Shapes: w13_weight [E, rows, H/2] uint8 (bf16: [E, rows, H]), w13_scale [E, rows, ceil(H/block)],
 w2_weight [E, H, I/2] uint8 (bf16: [E, H, I]), w2_scale [E, H, ceil(I/block)], w13_bias [E, rows],
 w2_bias [E, H]; rows is 2I with a gate (halves gate then up, or pairs where `interleaved`), else I.
-MXFP4 scales are e8m0 bytes (uint8), NVFP4 scales e4m3. NVFP4 global scales w13_scale_2 [E] or [E, 2]
-(gate, up) and w2_scale_2 [E], activation scales a13_scale and a2_scale [E] or [E, 2], all fp32.
+MXFP4 scales are e8m0 bytes (uint8), NVFP4 scales e4m3. NVFP4 global scales w13_scale_2 [E] or [E,
+2] (gate, up) and w2_scale_2 [E], activation scales a13_scale and a2_scale [E] or [E, 2], all fp32.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PREPARED_MARK = "prepared_layout"  # attribute set on every tensor that is in a 
 class MoEWeights:
     """One layer in checkpoint form; see the module's docstring. Absent tensors are None.
 
-    format: mxfp4, nvfp4 or bf16. interleaved: w13 rows alternate gate, up (gpt-oss).
-    Construction raises LayoutError, naming tensor, shape and rule, when the tensors are not of one layer.
+    format: mxfp4, nvfp4 or bf16. interleaved: w13 rows alternate gate, up (gpt-oss). Construction
+    raises LayoutError, naming tensor, shape and rule, when the tensors are not of one layer.
     """
 
     w13_weight: torch.Tensor
@@ -47,7 +47,9 @@ class MoEWeights:
         if self.format not in BLOCK:
             raise LayoutError(f"MoEWeights: format {self.format!r}; known: {', '.join(BLOCK)}")
         if self.interleaved and not self.gated:
-            raise LayoutError(f"MoEWeights: {self.activation!r} has no gate, so rows cannot interleave")
+            raise LayoutError(
+                f"MoEWeights: {self.activation!r} has no gate, so rows cannot interleave"
+            )
         e, h, i = self.experts, self.hidden, self.intermediate
         rows, block = i * self.parts, BLOCK[self.format]
         per_byte = 1 if self.format == "bf16" else 2
@@ -67,10 +69,12 @@ class MoEWeights:
                 )
             if name in expected and tuple(tensor.shape) != expected[name]:
                 raise LayoutError(
-                    f"MoEWeights: {name} {tuple(tensor.shape)}; want {expected[name]} for {e} experts, "
-                    f"hidden {h}, intermediate {i}, {self.format}, {self.activation}"
+                    f"MoEWeights: {name} {tuple(tensor.shape)}; want {expected[name]} for "
+                    f"{e} experts, hidden {h}, intermediate {i}, {self.format}, {self.activation}"
                 )
-        missing = [n for n in ("w13_scale", "w2_scale") if n in expected and getattr(self, n) is None]
+        missing = [
+            n for n in ("w13_scale", "w2_scale") if n in expected and getattr(self, n) is None
+        ]
         if missing:
             raise LayoutError(f"MoEWeights: {self.format} weights without {' and '.join(missing)}")
 
@@ -103,10 +107,10 @@ class MoEWeights:
 def take(weights: MoEWeights, plan: ShardPlan, *, pairs: bool = False) -> dict[str, torch.Tensor]:
     """The rank's share, padded with zeros: new tensors, one copy each, the weights unchanged.
 
-    Rows of w13 come as [gate; up], each half padded by itself; with `pairs` they alternate gate, up and
-    are padded at the end. w2_bias is the checkpoint's on tp_rank 0 and zero elsewhere, since the ranks'
-    outputs are summed. Per-expert scales are sliced to the rank's experts, activation scales are not:
-    one value of all experts is what a kernel takes.
+    Rows of w13 come as [gate; up], each half padded by itself; with `pairs` they alternate gate, up
+    and are padded at the end. w2_bias is the checkpoint's on tp_rank 0 and zero elsewhere, since
+    the ranks' outputs are summed. Per-expert scales are sliced to the rank's experts, activation
+    scales are not: one value of all experts is what a kernel takes.
     """
     plan.require()
     _check_plan(weights, plan)
@@ -167,6 +171,6 @@ def _check_plan(weights: MoEWeights, plan: ShardPlan) -> None:
         if have != want:
             raise LayoutError(
                 f"path {plan.path!r} was planned for {what} {want!r}, but w13_weight "
-                f"{tuple(weights.w13_weight.shape)} and w2_weight {tuple(weights.w2_weight.shape)} are a "
-                f"layer with {what} {have!r}"
+                f"{tuple(weights.w13_weight.shape)} and w2_weight {tuple(weights.w2_weight.shape)} "
+                f"are a layer with {what} {have!r}"
             )
