@@ -256,7 +256,8 @@ def _values(layer: PreparedLayer, reads: consumers.Reads, weights: MoEWeights) -
     at = tuple(int(i) for i in torch.unravel_index(outside.flatten().int().argmax(), outside.shape))
     return (
         f"fail: MoE output: {int(outside.sum())} of {outside.numel()} values outside the fp64 "
-        f"bound, first at token {at[0]}, column {at[1]}: {served[at].item()!r} instead of {out[at].item()!r}"
+        f"bound, first at token {at[0]}, column {at[1]}: {served[at].item()!r} instead "
+        f"of {out[at].item()!r}"
     )
 
 
