@@ -64,7 +64,7 @@ def encode_e2m1(values: torch.Tensor) -> torch.Tensor:
 
 def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
     """uint8 codes 0..15 [..., 2n] -> bytes [..., n]; the low nibble is the even k."""
-    _want(codes, "codes", torch.uint8)
+    want(codes, "codes", torch.uint8)
     if codes.shape[-1] % 2:
         raise LayoutError(f"codes {tuple(codes.shape)}: two codes fill a byte; pad the last axis")
     return codes[..., 1::2].bitwise_left_shift(4).bitwise_or_(codes[..., 0::2])
@@ -72,7 +72,7 @@ def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
 
 def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
     """Bytes [..., n] -> uint8 codes [..., 2n], the inverse of `pack_e2m1`."""
-    _want(packed, "packed", torch.uint8)
+    want(packed, "packed", torch.uint8)
     codes = packed.new_empty((*packed.shape[:-1], 2 * packed.shape[-1]))
     torch.bitwise_and(packed, 15, out=codes[..., 0::2])
     torch.bitwise_right_shift(packed, 4, out=codes[..., 1::2])
@@ -102,7 +102,7 @@ def dequantize_mxfp4(packed: torch.Tensor, scale: torch.Tensor, axis: int = -1) 
 
     Exact: code times 2**(b - 127). What fp32 cannot hold (2 and more at scale 254) is infinite.
     """
-    _check_blocks(packed, scale, axis, MXFP4)
+    check_blocks(packed, scale, axis, MXFP4)
     values = _decode_packed(packed.movedim(axis, -1))
     _scale_blocks(values, decode_e8m0(scale.movedim(axis, -1)), MXFP4.block)
     return values.movedim(-1, axis)
@@ -116,7 +116,7 @@ def dequantize_nvfp4(
     `global_scale` is the checkpoint's weight_scale_2: one number, or one per leading index ([...]).
     code * block scale is exact in fp32 (6 significant bits); the global scale then rounds once.
     """
-    _check_blocks(packed, scale, -1, NVFP4)
+    check_blocks(packed, scale, -1, NVFP4)
     values = _decode_packed(packed)
     _scale_blocks(values, decode_e4m3(scale), NVFP4.block)
     return values.mul_(per_matrix(global_scale, values))
@@ -150,9 +150,9 @@ def per_matrix(global_scale: torch.Tensor | float, values: torch.Tensor) -> torc
     return scales[..., None, None]
 
 
-def _check_blocks(packed: torch.Tensor, scale: torch.Tensor, axis: int, fmt: BlockFormat) -> None:
+def check_blocks(packed: torch.Tensor, scale: torch.Tensor, axis: int, fmt: BlockFormat) -> None:
     """LayoutError unless `scale` has a byte for every block of `packed` and nothing more."""
-    _want(packed, "packed", torch.uint8)
+    want(packed, "packed", torch.uint8)
     known = (torch.uint8, torch.float8_e4m3fn if fmt is NVFP4 else torch.float8_e8m0fnu)
     if scale.dtype not in known:
         raise LayoutError(f"scale is {scale.dtype}: {fmt.name} takes {fmt.scale} as one of {known}")
@@ -167,7 +167,7 @@ def _check_blocks(packed: torch.Tensor, scale: torch.Tensor, axis: int, fmt: Blo
         )
 
 
-def _want(tensor: torch.Tensor, name: str, dtype: torch.dtype) -> None:
+def want(tensor: torch.Tensor, name: str, dtype: torch.dtype) -> None:
     if tensor.dtype != dtype or tensor.ndim == 0:
         raise LayoutError(
             f"{name} {tuple(tensor.shape)} is {tensor.dtype}: give {dtype} with at least one axis"

@@ -1,0 +1,278 @@
+"""Triton kernels of the quantizers: one read of the source, one write of codes and scales.
+
+A program takes a tile of BLOCK_R rows and BLOCK_K elements along the quantized axis. Eight elements
+that follow each other sit in one thread and leave as one 32-bit word of codes. Rows come as up to
+three axes with strides of their own, so that no axis and no stride needs a copy.
+
+Rounding to e2m1 without a branch, in fp32. For y >= 0 the code number is g(y) = min(2y, y + 2,
+y / 2 + 4) rounded to the nearest even integer: the three lines are the three spacings .5, 1, 2, and
+codes and mantissa bits share their parity. Adding 2**23 rounds to integers, each line is one
+addition that rounds once (2y and y / 2 are exact), and rounding is monotone, so the minimum of the
+rounded lines is the rounded minimum. The code is then in the low bits. That is five fp32 operations
+an element beside one multiplication, on units that a copy leaves idle; integer emulation takes
+about twenty-five on the units that are short (64 lanes a cycle on sm_90 against 128).
+"""
+
+import triton
+import triton.language as tl
+
+# 2**23: fp32 numbers from here on are integers. Its bits, shifted to nibbles 0 and 1 of a word of
+# eight codes (higher nibbles shift them out), add up to 0xFB000000; see _word.
+_MAGIC: tl.constexpr = tl.constexpr(8388608.0)
+_MAGIC_IN_WORD: tl.constexpr = tl.constexpr(0xFB000000)
+_INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _eight(x, R: tl.constexpr, K: tl.constexpr):
+    """[R, K] -> eight fp32 [R, K // 8], elements 0 to 7 of every group."""
+    even, odd = tl.split(tl.reshape(x, [R, K // 8, 2, 2, 2]))
+    even0, even1 = tl.split(even)
+    odd0, odd1 = tl.split(odd)
+    x0, x4 = tl.split(even0)
+    x2, x6 = tl.split(even1)
+    x1, x5 = tl.split(odd0)
+    x3, x7 = tl.split(odd1)
+    return (
+        _fp32(x0), _fp32(x1), _fp32(x2), _fp32(x3), _fp32(x4), _fp32(x5), _fp32(x6), _fp32(x7)
+    )  # fmt: skip
+
+
+@triton.jit
+def _fp32(x):
+    """Widen; bf16 by its bits, as the interpreter of triton 3.9 loses subnormals in the cast."""
+    if x.dtype == tl.bfloat16:
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _largest(x0, x1, x2, x3, x4, x5, x6, x7, DROP_NAN: tl.constexpr):
+    """The largest magnitude of eight as fp32 bits, NaN above Inf. DROP_NAN: -1 if all are NaN."""
+    if DROP_NAN:
+        m = _bits_or_none(x0)
+        m = tl.maximum(m, _bits_or_none(x1))
+        m = tl.maximum(m, _bits_or_none(x2))
+        m = tl.maximum(m, _bits_or_none(x3))
+        m = tl.maximum(m, _bits_or_none(x4))
+        m = tl.maximum(m, _bits_or_none(x5))
+        m = tl.maximum(m, _bits_or_none(x6))
+        return tl.maximum(m, _bits_or_none(x7))
+    a = _larger(_larger(tl.abs(x0), tl.abs(x1)), _larger(tl.abs(x2), tl.abs(x3)))
+    b = _larger(_larger(tl.abs(x4), tl.abs(x5)), _larger(tl.abs(x6), tl.abs(x7)))
+    return tl.abs(_larger(a, b)).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _bits_or_none(x):
+    bits = tl.abs(x).to(tl.int32, bitcast=True)
+    return tl.where(bits > 0x7F800000, -1, bits)
+
+
+@triton.jit
+def _rounded(y, SATURATE: tl.constexpr):
+    """fp32 magnitude y -> fp32 2**23 + code. Without SATURATE y must be below 7."""
+    code = tl.minimum(tl.minimum(y * 2.0 + _MAGIC, y + (_MAGIC + 2.0)), y * 0.5 + (_MAGIC + 4.0))
+    if SATURATE:
+        code = tl.minimum(code, _MAGIC + 7.0)
+    return code
+
+
+@triton.jit
+def _append(word, x, code):
+    """Shift the sign of x and a rounded code into the low nibble of a word; last element first."""
+    word = (word << 1) | (x.to(tl.uint32, bitcast=True) >> 31)
+    return (word << 3) + code.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _quotient(u, divisor, inverse):
+    """u / divisor rounded once, from the rounded inverse (Markstein's correction)."""
+    first = u * inverse
+    return tl.fma(tl.fma(-divisor, first, u), inverse, first)
+
+
+@triton.jit
+def _magnitude(x, factor, divisor, inverse, EXACT: tl.constexpr):
+    if EXACT:
+        return _quotient(tl.abs(x) * factor, divisor, inverse)
+    return tl.abs(x) * inverse
+
+
+@triton.jit
+def _word(
+    x0, x1, x2, x3, x4, x5, x6, x7, factor, divisor, inverse, EXACT: tl.constexpr, SAT: tl.constexpr
+):
+    """Eight elements and their block's scale -> a word of codes, element 0 in the low nibble."""
+    word = x7.to(tl.uint32, bitcast=True) >> 31
+    word = (word << 3) + _rounded(_magnitude(x7, factor, divisor, inverse, EXACT), SAT).to(
+        tl.uint32, bitcast=True
+    )
+    word = _append(word, x6, _rounded(_magnitude(x6, factor, divisor, inverse, EXACT), SAT))
+    word = _append(word, x5, _rounded(_magnitude(x5, factor, divisor, inverse, EXACT), SAT))
+    word = _append(word, x4, _rounded(_magnitude(x4, factor, divisor, inverse, EXACT), SAT))
+    word = _append(word, x3, _rounded(_magnitude(x3, factor, divisor, inverse, EXACT), SAT))
+    word = _append(word, x2, _rounded(_magnitude(x2, factor, divisor, inverse, EXACT), SAT))
+    word = _append(word, x1, _rounded(_magnitude(x1, factor, divisor, inverse, EXACT), SAT))
+    word = _append(word, x0, _rounded(_magnitude(x0, factor, divisor, inverse, EXACT), SAT))
+    return word - _MAGIC_IN_WORD
+
+
+@triton.jit
+def _e8m0(largest, BIAS: tl.constexpr, DROP_NAN: tl.constexpr):
+    """Bits of a block's largest magnitude -> (e8m0 byte, fp32 inverse scale); see the reference."""
+    byte = tl.maximum(((largest + BIAS) >> 23) - 2, 0)
+    if BIAS == 0x200000:  # mode `even`, where upstream clamps an overflow to 254
+        byte = tl.where(byte == 253, 254, byte)
+    if DROP_NAN:
+        byte = tl.where((largest < 0) | (largest == _INFINITY), 254, byte)
+    else:
+        byte = tl.where(largest >= _INFINITY, 255, byte)
+    inverse = tl.where(byte == 254, 0x00400000, (254 - byte) << 23)
+    inverse = tl.where((byte == 0) | (byte == 255), 0, inverse)
+    return byte, inverse.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def e4m3_encode(value):
+    """fp32 in [0, 448] -> e4m3 byte as int32, nearest even."""
+    bits = value.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960  # exponent bias 127 to 7, times 8
+    small = (value + 16384.0).to(tl.int32, bitcast=True) - 0x46800000  # 2**14: steps are 2**-9
+    return tl.where(value < 0.015625, small, normal)
+
+
+@triton.jit
+def e4m3_decode(byte):
+    """Positive e4m3 byte (int32, not NaN) -> fp32."""
+    normal = ((byte + 960) << 20).to(tl.float32, bitcast=True)
+    return tl.where(byte < 8, byte.to(tl.float32) * 0.001953125, normal)
+
+
+@triton.jit
+def _e4m3(largest, factor):
+    """Bits of a block's largest magnitude -> (e4m3 byte, fp32 scale, rounded inverse; 0 for 0)."""
+    wanted = tl.div_rn(largest.to(tl.float32, bitcast=True) * factor, 6.0)
+    byte = e4m3_encode(tl.minimum(wanted, 448.0))
+    scale = e4m3_decode(byte)
+    inverse = tl.where(byte == 0, 0.0, tl.div_rn(1.0, tl.where(byte == 0, 1.0, scale)))
+    return tl.where(largest >= _INFINITY, 0x7F, byte), scale, inverse
+
+
+@triton.jit
+def _spread(x, R: tl.constexpr, BLOCKS: tl.constexpr, TIMES: tl.constexpr):
+    """[R, BLOCKS] -> [R, BLOCKS * TIMES], each value for the TIMES groups of its block."""
+    return tl.reshape(
+        tl.broadcast_to(tl.expand_dims(x, 2), [R, BLOCKS, TIMES]), [R, BLOCKS * TIMES]
+    )
+
+
+@triton.jit
+def quantize_kernel(
+    x_ptr, q_ptr, s_ptr, g_ptr,
+    length, rows, middle,
+    x_k, x_row, x_mid, x_out,
+    q_k, q_row, q_mid, q_out,
+    s_k, s_row, s_mid, s_out,
+    g_row, g_mid, g_out,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
+    BIAS: tl.constexpr, SATURATE: tl.constexpr, DROP_NAN: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """One tile. Axes are (out, mid, row, k); strides in elements. BLOCK 32 is MXFP4, 16 NVFP4.
+
+    g is NVFP4's inverse global scale. WORDS: codes go out as words (q_ptr and its strides count
+    4-byte words; length a multiple of 8), else as bytes.
+    """
+    k_tiles = tl.cdiv(length, BLOCK_K)
+    row_tiles = tl.cdiv(rows, BLOCK_R)
+    pid = tl.program_id(0)
+    k_tile = (pid % k_tiles).to(tl.int64)
+    pid = pid // k_tiles
+    row_tile = (pid % row_tiles).to(tl.int64)
+    outer = pid // row_tiles
+    mid = (outer % middle).to(tl.int64)
+    out = (outer // middle).to(tl.int64)
+    r = row_tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None].to(tl.int64)
+    k = k_tile * BLOCK_K + tl.arange(0, BLOCK_K)[None, :].to(tl.int64)
+    inside = r < rows
+    x = tl.load(
+        x_ptr + out * x_out + mid * x_mid + r * x_row + k * x_k,
+        mask=inside & (k < length),
+        other=0.0,
+    )
+    x0, x1, x2, x3, x4, x5, x6, x7 = _eight(x, BLOCK_R, BLOCK_K)
+    largest = _largest(x0, x1, x2, x3, x4, x5, x6, x7, DROP_NAN)
+    TIMES: tl.constexpr = BLOCK // 8
+    BLOCKS: tl.constexpr = BLOCK_K // BLOCK
+    largest = tl.max(tl.reshape(largest, [BLOCK_R, BLOCKS, TIMES]), axis=2)
+    if BLOCK == 32:
+        byte, inverse = _e8m0(largest, BIAS, DROP_NAN)
+        inverse = _spread(inverse, BLOCK_R, BLOCKS, TIMES)
+        word = _word(
+            x0, x1, x2, x3, x4, x5, x6, x7, inverse, inverse, inverse, False, SATURATE
+        )  # fmt: skip
+    else:
+        factor = tl.load(g_ptr + out * g_out + mid * g_mid + r * g_row, mask=inside, other=0.0)
+        byte, scale, inverse = _e4m3(largest, factor)
+        scale = _spread(scale, BLOCK_R, BLOCKS, TIMES)
+        inverse = _spread(inverse, BLOCK_R, BLOCKS, TIMES)
+        word = _word(x0, x1, x2, x3, x4, x5, x6, x7, factor, scale, inverse, True, SATURATE)
+    if not DROP_NAN:
+        word = tl.where(_spread(largest, BLOCK_R, BLOCKS, TIMES) >= _INFINITY, 0, word)
+    b = k_tile * BLOCKS + tl.arange(0, BLOCKS)[None, :].to(tl.int64)
+    tl.store(
+        s_ptr + out * s_out + mid * s_mid + r * s_row + b * s_k,
+        byte.to(tl.uint8),
+        mask=inside & (b < tl.cdiv(length, BLOCK)),
+    )
+    q_ptr += out * q_out + mid * q_mid
+    if WORDS:
+        w = k_tile * (BLOCK_K // 8) + tl.arange(0, BLOCK_K // 8)[None, :].to(tl.int64)
+        tl.store(
+            q_ptr + r * q_row + w * q_k,
+            word.to(tl.int32, bitcast=True),
+            mask=inside & (w * 8 < length),
+        )
+    else:
+        low, high = word.to(tl.uint16), (word >> 16).to(tl.uint16)
+        b0, b1 = low.to(tl.uint8), (low >> 8).to(tl.uint8)
+        b2, b3 = high.to(tl.uint8), (high >> 8).to(tl.uint8)
+        bytes_ = tl.reshape(tl.join(tl.join(b0, b2), tl.join(b1, b3)), [BLOCK_R, BLOCK_K // 2])
+        c = k_tile * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)[None, :].to(tl.int64)
+        tl.store(q_ptr + r * q_row + c * q_k, bytes_, mask=inside & (c * 2 < length))
+
+
+@triton.jit
+def largest_finite_kernel(
+    x_ptr, out_ptr, numel, x_matrix, x_row, x_k, columns, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The largest finite |x| of the matrix of program axis 1, as fp32 bits, by atomic maximum."""
+    matrix = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    at = matrix * x_matrix + (i // columns) * x_row + (i % columns) * x_k
+    x = tl.load(x_ptr + at, mask=i < numel, other=0.0)
+    bits = tl.abs(_fp32(x)).to(tl.int32, bitcast=True)
+    largest = tl.max(tl.where(bits >= _INFINITY, 0, bits), axis=0)
+    tl.atomic_max(out_ptr + matrix, largest)
+
+
+@triton.jit
+def merge_kernel(
+    s_ptr, ratio_ptr, out_ptr, numel, rows, groups, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr
+):
+    """e4m3 scales of [.., rows, groups], each times its half's ratio [.., 2], back to e4m3."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    inside = i < numel
+    row = i // groups
+    second = row % 2 if INTERLEAVED else (row % rows) // (rows // 2)
+    ratio = tl.load(ratio_ptr + (row // rows) * 2 + second, mask=inside, other=1.0)
+    byte = tl.load(s_ptr + i, mask=inside, other=0).to(tl.int32)
+    magnitude = byte & 0x7F
+    merged = e4m3_encode(tl.minimum(e4m3_decode(magnitude) * ratio, 448.0)) | (byte & 0x80)
+    lost = (magnitude == 0x7F) | (ratio != ratio)
+    tl.store(out_ptr + i, tl.where(lost, byte | 0x7F, merged).to(tl.uint8), mask=inside)
