@@ -168,13 +168,14 @@ def matmul_launch(
             {"M": m, "N": n, "K": k, "w_rows": w_rows, "s_rows": s_rows, "x_row": k, "w_row": w_row,
              "s_row": s_row},
             {"W_SHAPE": w_tile.shape, "W_PERM": w_tile.perm, "W_FOLD": w_tile.fold,
-             "S_SHAPE": s_tile.shape, "S_PERM": s_tile.perm, "S_FOLD": s_tile.fold,
+             "S_SHAPE": s_tile.shape, "S_PERM": s_tile.perm, "S_RANK": len(s_tile.perm), "S_FOLD": s_tile.fold,
              "TAIL": k % bk != 0, "ASM": not plain, "BM": bm, "BN": bn, "BK": bk},
             num_warps, num_stages, (-(-n // bn), grid_m, experts),
         )  # fmt: skip
     if value.storage_axes[1] != value.source_axes[1]:
         raise LayoutError(f"layout {value.name!r} moves columns: no kernel here walks it in tiles")
     w_rows, w_row = value.storage_shape(n, k // 2)
+    rows = row_table(value, n)
     pack = 2 if x_format == "e2m1" else 1
     return Launch(
         "scaled_matmul_kernel",
@@ -182,7 +183,7 @@ def matmul_launch(
          "w_ptr": "*u8", "s_ptr": "*u8", "y_ptr": f"*{out_type}"},
         {"M": m, "N": n, "K": k, "w_rows": w_rows, "s_rows": s_rows, "x_row": k // pack,
          "xs_row": k // group, "w_row": w_row, "s_row": s_row},
-        {"SHAPE": s_tile.shape, "PERM": s_tile.perm, "FOLD": s_tile.fold, "ROWS": row_table(value, n),
+        {"SHAPE": s_tile.shape, "PERM": s_tile.perm, "RANK": len(s_tile.perm), "FOLD": s_tile.fold, "ROWS": rows, "N_ROWS": len(rows),
          "X_FORMAT": x_format, "GROUP": group, "TAIL": k % bk != 0, "PLAIN": plain, "BM": bm, "BN": bn, "BK": bk},
         num_warps, num_stages, (-(-w_rows // bn), grid_m, experts),
     )  # fmt: skip
@@ -201,12 +202,13 @@ def dequantize_launch(
     if w_rows * w_row % 4:
         raise LayoutError(f"layout {value.name!r}: {w_rows} x {w_row} bytes an expert are no whole words")
     bits = tuple(sorted(range(32), key=value.bits.__getitem__)) if value.bits else ()
+    at, scale_at = digit_table(value, n, k // 2), digit_table(scale, n, k // group)
     return Launch(
         "dequantize_kernel",
         {"w_ptr": "*u8", "s_ptr": "*u8", "y_ptr": "*fp32"},
         {"N": n, "K": k, "w_bytes": w_rows * w_row, "s_bytes": s_rows * s_row},
-        {"DIGITS": digit_table(value, n, k // 2), "SCALE_DIGITS": digit_table(scale, n, k // group),
-         "BITS": bits, "E8M0": group == MX_GROUP, "GROUP": group, "BLOCK": block},
+        {"DIGITS": at, "N_DIGITS": len(at), "SCALE_DIGITS": scale_at, "N_SCALE_DIGITS": len(scale_at),
+         "BITS": bits, "TWIDDLED": bool(bits), "E8M0": group == MX_GROUP, "GROUP": group, "BLOCK": block},
         num_warps, 1, (-(-w_rows * w_row // (4 * block)), experts, 1),
     )  # fmt: skip
 

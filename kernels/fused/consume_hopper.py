@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.fused.consume_kernels import e8m0
+from kernels.fused.consume_kernels import e8m0, permute
 
 _LANES = 0x81C081C0 - (1 << 32)  # sign, exponent, mantissa of two bf16 lanes, as int32
 _SIGNS, _TOP, _LOW = 0x80008000 - (1 << 32), 0x01800180, 0x00400040
@@ -85,7 +85,7 @@ def _values(raw, ROWS: tl.constexpr, COLS: tl.constexpr):
 def _weight_block(
     w_at, w_live, s_at, s_live, groups,
     W_SHAPE: tl.constexpr, W_PERM: tl.constexpr, W_FOLD: tl.constexpr,
-    S_SHAPE: tl.constexpr, S_PERM: tl.constexpr,
+    S_SHAPE: tl.constexpr, S_PERM: tl.constexpr, S_RANK: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, TAIL: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """bf16 (without ASM fp32) [BN, BK] from one block of value storage and one of scale storage."""
@@ -93,14 +93,15 @@ def _weight_block(
     COLS: tl.constexpr = BK // 2 * W_FOLD
     if TAIL:
         raw = tl.load(w_at, mask=w_live, other=0)
-        scale = tl.load(s_at, mask=s_live, other=0).reshape(S_SHAPE).trans(S_PERM).reshape(BN, BK // 32)
+        held = tl.load(s_at, mask=s_live, other=0)
+        scale = permute(held.reshape(S_SHAPE), S_PERM, S_RANK).reshape(BN, BK // 32)
         scale = tl.where(tl.arange(0, BK // 32)[None, :] < groups, scale, tl.zeros_like(scale))
     else:
         raw = tl.load(w_at)
-        scale = tl.load(s_at).reshape(S_SHAPE).trans(S_PERM).reshape(BN, BK // 32)
+        scale = permute(tl.load(s_at).reshape(S_SHAPE), S_PERM, S_RANK).reshape(BN, BK // 32)
     # One branch each and no early return: triton compiles what follows a returning static branch too.
     if ASM:
-        value = _values_asm(raw, ROWS, COLS).reshape(W_SHAPE).trans(W_PERM).reshape(BN, BK)
+        value = permute(_values_asm(raw, ROWS, COLS).reshape(W_SHAPE), W_PERM, 10).reshape(BN, BK)
         factor = tl.inline_asm_elementwise(
             SCALES, "=r,=r,r", [scale], dtype=tl.bfloat16, is_pure=True, pack=4
         )
@@ -109,7 +110,7 @@ def _weight_block(
             MULTIPLY, "=r,r,r", [value, factor], dtype=tl.bfloat16, is_pure=True, pack=2
         )
     else:
-        value = _values(raw, ROWS, COLS).reshape(W_SHAPE).trans(W_PERM).reshape(BN, BK)
+        value = permute(_values(raw, ROWS, COLS).reshape(W_SHAPE), W_PERM, 10).reshape(BN, BK)
         factor = e8m0(scale.to(tl.int32))[:, :, None]
         weight = value * factor.broadcast_to(BN, BK // 32, 32).reshape(BN, BK)
     return weight
@@ -119,7 +120,7 @@ def _weight_block(
 def hopper_matmul_kernel(
     x_ptr, w_ptr, s_ptr, y_ptr, M, N, K, w_rows, s_rows, x_row, w_row, s_row,
     W_SHAPE: tl.constexpr, W_PERM: tl.constexpr, W_FOLD: tl.constexpr,
-    S_SHAPE: tl.constexpr, S_PERM: tl.constexpr, S_FOLD: tl.constexpr,
+    S_SHAPE: tl.constexpr, S_PERM: tl.constexpr, S_RANK: tl.constexpr, S_FOLD: tl.constexpr,
     TAIL: tl.constexpr, ASM: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -145,7 +146,7 @@ def hopper_matmul_kernel(
     for k in range(0, full, BK):
         w = _weight_block(
             w_at + k // 2 * W_FOLD // WORD, None, s_at + k // 32 * S_FOLD, None, KS,
-            W_SHAPE, W_PERM, W_FOLD, S_SHAPE, S_PERM, BN, BK, False, ASM,
+            W_SHAPE, W_PERM, W_FOLD, S_SHAPE, S_PERM, S_RANK, BN, BK, False, ASM,
         )  # fmt: skip
         x = tl.load(x_at + k)
         if ASM:
@@ -157,7 +158,7 @@ def hopper_matmul_kernel(
         s_live = (full // 32 * S_FOLD + s_col)[None, :] < s_row
         w = _weight_block(
             w_at + full // 2 * W_FOLD // WORD, w_live, s_at + full // 32 * S_FOLD, s_live, (K - full) // 32,
-            W_SHAPE, W_PERM, W_FOLD, S_SHAPE, S_PERM, BN, BK, True, ASM,
+            W_SHAPE, W_PERM, W_FOLD, S_SHAPE, S_PERM, S_RANK, BN, BK, True, ASM,
         )  # fmt: skip
         x = tl.load(x_at + full, mask=offs_k[None, :] < K - full, other=0)
         if ASM:

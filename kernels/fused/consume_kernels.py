@@ -11,10 +11,11 @@ import triton.language as tl
 
 
 @triton.jit
-def source_index(offset, DIGITS: tl.constexpr, DIM: tl.constexpr):
-    """Flat storage offset -> index along n (DIM 0) or k (DIM 1)."""
+def source_index(offset, DIGITS: tl.constexpr, COUNT: tl.constexpr, DIM: tl.constexpr):
+    """Flat storage offset -> index along n (DIM 0) or k (DIM 1). COUNT: how many digits (before
+    triton 3.7 a constexpr tuple has no len)."""
     index = offset * 0
-    for i in tl.static_range(len(DIGITS)):
+    for i in tl.static_range(COUNT):
         if DIGITS[i][1] == DIM:
             digit = (offset // DIGITS[i][3]) % DIGITS[i][0]
             if DIGITS[i][4]:
@@ -24,16 +25,33 @@ def source_index(offset, DIGITS: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def storage_offset(n, k, DIGITS: tl.constexpr):
+def storage_offset(n, k, DIGITS: tl.constexpr, COUNT: tl.constexpr):
     """(n, k) -> flat storage offset."""
     offset = n * 0 + k * 0
-    for i in tl.static_range(len(DIGITS)):
+    for i in tl.static_range(COUNT):
         index = n if DIGITS[i][1] == 0 else k
         digit = (index // DIGITS[i][2]) % DIGITS[i][0]
         if DIGITS[i][4]:
             digit = DIGITS[i][0] - 1 - digit
         offset += digit * DIGITS[i][3]
     return offset
+
+
+@triton.jit
+def permute(x, P: tl.constexpr, RANK: tl.constexpr):
+    """x.permute(P): spelled out by rank, since before triton 3.7 a constexpr tuple is no permutation."""
+    tl.static_assert(RANK == 2 or (RANK >= 5 and RANK <= 7) or RANK == 10, "add this rank")
+    if RANK == 2:
+        y = tl.permute(x, P[0], P[1])
+    elif RANK == 5:
+        y = tl.permute(x, P[0], P[1], P[2], P[3], P[4])
+    elif RANK == 6:
+        y = tl.permute(x, P[0], P[1], P[2], P[3], P[4], P[5])
+    elif RANK == 7:
+        y = tl.permute(x, P[0], P[1], P[2], P[3], P[4], P[5], P[6])
+    else:
+        y = tl.permute(x, P[0], P[1], P[2], P[3], P[4], P[5], P[6], P[7], P[8], P[9])
+    return y
 
 
 @triton.jit
@@ -74,18 +92,18 @@ def _decode(packed, scale, ROWS: tl.constexpr, COLS: tl.constexpr, GROUP: tl.con
 @triton.jit
 def _scale_block(
     ptr, row, cols, k_group, groups, limit,
-    SHAPE: tl.constexpr, PERM: tl.constexpr, FOLD: tl.constexpr,
+    SHAPE: tl.constexpr, PERM: tl.constexpr, RANK: tl.constexpr, FOLD: tl.constexpr,
     BN: tl.constexpr, KS: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """[BN, KS] scales whose first group is k_group: contiguous pieces, then un-swizzled."""
     at = ptr + row[:, None] + (k_group * FOLD + cols)[None, :]
     if TAIL:
         raw = tl.load(at, mask=(k_group * FOLD + cols)[None, :] < limit, other=0)
-        scale = raw.reshape(SHAPE).trans(PERM).reshape(BN, KS)
+        scale = permute(raw.reshape(SHAPE), PERM, RANK).reshape(BN, KS)
         live = (k_group + tl.arange(0, KS))[None, :] < groups
         scale = tl.where(live, scale, tl.zeros_like(scale))
     else:
-        scale = tl.load(at).reshape(SHAPE).trans(PERM).reshape(BN, KS)
+        scale = permute(tl.load(at).reshape(SHAPE), PERM, RANK).reshape(BN, KS)
     return scale
 
 
@@ -117,8 +135,8 @@ def _dot(
 def scaled_matmul_kernel(
     x_ptr, xs_ptr, w_ptr, s_ptr, y_ptr,
     M, N, K, w_rows, s_rows, x_row, xs_row, w_row, s_row,
-    SHAPE: tl.constexpr, PERM: tl.constexpr, FOLD: tl.constexpr, ROWS: tl.constexpr,
-    X_FORMAT: tl.constexpr, GROUP: tl.constexpr, TAIL: tl.constexpr, PLAIN: tl.constexpr,
+    SHAPE: tl.constexpr, PERM: tl.constexpr, RANK: tl.constexpr, FOLD: tl.constexpr, ROWS: tl.constexpr,
+    N_ROWS: tl.constexpr, X_FORMAT: tl.constexpr, GROUP: tl.constexpr, TAIL: tl.constexpr, PLAIN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y[e] = x[e] @ w[e].T. x_row, xs_row, w_row, s_row: bytes or elements from a row to the next.
@@ -148,7 +166,7 @@ def scaled_matmul_kernel(
     for k in range(0, full, BK):
         x = tl.load(x_at + k // X_PACK)
         w = tl.load(w_at + k // 2)
-        ws = _scale_block(s_base, s_at, cols, k // GROUP, K // GROUP, s_row, SHAPE, PERM, FOLD, BN, KS, False)
+        ws = _scale_block(s_base, s_at, cols, k // GROUP, K // GROUP, s_row, SHAPE, PERM, RANK, FOLD, BN, KS, False)
         xs = ws
         if X_FORMAT != "bf16":
             xs = tl.load(xs_at + k // GROUP)
@@ -157,15 +175,15 @@ def scaled_matmul_kernel(
         left = K - full
         x = tl.load(x_at + full // X_PACK, mask=offs_kx[None, :] < left // X_PACK, other=0)
         w = tl.load(w_at + full // 2, mask=offs_kw[None, :] < left // 2, other=0)
-        ws = _scale_block(s_base, s_at, cols, full // GROUP, K // GROUP, s_row, SHAPE, PERM, FOLD, BN, KS, True)
+        ws = _scale_block(s_base, s_at, cols, full // GROUP, K // GROUP, s_row, SHAPE, PERM, RANK, FOLD, BN, KS, True)
         xs = ws
         if X_FORMAT != "bf16":
             xs = tl.load(xs_at + full // GROUP, mask=tl.arange(0, KS)[None, :] < left // GROUP, other=0)
         acc = _dot(x, xs, w, ws, acc, X_FORMAT, GROUP, PLAIN, BM, BN, BK)
 
     out_n = offs_n
-    if len(ROWS) > 0:
-        out_n = source_index(offs_n, ROWS, 0)
+    if N_ROWS > 0:
+        out_n = source_index(offs_n, ROWS, N_ROWS, 0)
     live = (offs_m < M)[:, None] & ((offs_n < w_rows) & (out_n < N))[None, :]
     y_at = y_ptr + expert * M * N + offs_m[:, None] * N + out_n[None, :]
     tl.store(y_at, acc.to(y_ptr.dtype.element_ty), mask=live)
@@ -174,30 +192,31 @@ def scaled_matmul_kernel(
 @triton.jit
 def dequantize_kernel(
     w_ptr, s_ptr, y_ptr, N, K, w_bytes, s_bytes,
-    DIGITS: tl.constexpr, SCALE_DIGITS: tl.constexpr, BITS: tl.constexpr,
+    DIGITS: tl.constexpr, N_DIGITS: tl.constexpr, SCALE_DIGITS: tl.constexpr,
+    N_SCALE_DIGITS: tl.constexpr, BITS: tl.constexpr, TWIDDLED: tl.constexpr,
     E8M0: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y [E, N, K] fp32 from storage: each program reads BLOCK 32-bit words of one expert in storage order.
 
-    BITS: where source bit b of a word went (empty: nowhere). Exact for every code and scale byte.
+    BITS: where source bit b of a word went, if TWIDDLED. Exact for every code and scale byte.
     """
     expert = tl.program_id(1).to(tl.int64)
     word_at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     words = w_ptr.to(tl.pointer_type(tl.int32)) + expert * (w_bytes // 4)
     word = tl.load(words + word_at, mask=word_at < w_bytes // 4, other=0)
     for nibble in tl.static_range(8):
-        if len(BITS) > 0:
+        if TWIDDLED:
             code = word * 0
             for t in tl.static_range(4):
                 code |= ((word >> BITS[4 * nibble + t]) & 1) << t
         else:
             code = (word >> (4 * nibble)) & 0xF
         offset = word_at * 4 + nibble // 2
-        n = source_index(offset, DIGITS, 0)
-        k = source_index(offset, DIGITS, 1) * 2 + nibble % 2
+        n = source_index(offset, DIGITS, N_DIGITS, 0)
+        k = source_index(offset, DIGITS, N_DIGITS, 1) * 2 + nibble % 2
         live = (n < N) & (k < K) & (word_at < w_bytes // 4)
         byte = tl.load(
-            s_ptr + expert * s_bytes + storage_offset(n, k // GROUP, SCALE_DIGITS), mask=live, other=0
+            s_ptr + expert * s_bytes + storage_offset(n, k // GROUP, SCALE_DIGITS, N_SCALE_DIGITS), mask=live, other=0
         ).to(tl.int32)
         scale = e8m0(byte) if E8M0 else e4m3(byte)
         value = e2m1(code)
