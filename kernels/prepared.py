@@ -72,7 +72,7 @@ class PreparedLayer:
                 f"as {have.name!r} for {self.target} at tp_size {self.plan.tp_size}; prepare "
                 "it again"
             )
-        if num_warps is not None and num_warps != self.num_warps:
+        if "w" in layout.sizes and num_warps not in (None, self.num_warps):
             raise LayoutError(
                 f"{tensor}: the consumer runs {num_warps} warps, but the scales were swizzled for "
                 f"{self.num_warps}; the bytes depend on it"
