@@ -145,14 +145,11 @@ def _dot(where: str, name: object) -> str:
 def _store_routines() -> None:
     """Each routine is a path by its own name, and each entry point an impl: no file of their own."""
     store = ConfigStore.instance()
-    for name, routine in ROUTINES.items():
-        node = {"name": name, "kind": "routine", "format": "any", "source": routine.source}
-        store.store(group="path", name=name, node=node)
+    for name in ROUTINES:
+        store.store(group="path", name=name, node=group_config("path", name))
     for name in plugins.found():
         store.store(group="impl", name=name, node={"name": name, "kind": "vendor", "import": None})
 
-
-_store_routines()
 
 
 @lru_cache(maxsize=1)
@@ -168,14 +165,27 @@ def groups() -> dict[str, list[str]]:
     return found
 
 
+def group_config(group: str, name: str) -> dict[str, Any]:
+    """One option's values, as its yaml or the table of routines has them."""
+    if group == "path" and name in ROUTINES:
+        return {"name": name, "kind": "routine", "format": ROUTINES[name].format,
+                "source": ROUTINES[name].source}  # fmt: skip
+    loaded = OmegaConf.load(CONF / group / f"{name}.yaml")
+    values: dict[str, Any] = OmegaConf.to_container(loaded, throw_on_missing=False)
+    return values
+
+
+_store_routines()
+
+
 @lru_cache(maxsize=1)
 def aliases() -> dict[str, dict[str, str]]:
     """Config group -> alias -> option."""
     out: dict[str, dict[str, str]] = {}
     for group in ("hw", "model"):
-        for option in groups()[group]:
-            loaded = OmegaConf.load(CONF / group / f"{option}.yaml")
-            out.setdefault(group, {}).update({str(a): option for a in loaded.get("aliases", [])})
+        for name in groups()[group]:
+            named = group_config(group, name).get("aliases", [])
+            out.setdefault(group, {}).update({str(alias): name for alias in named})
     return out
 
 

@@ -18,8 +18,9 @@ from harness import UsageError, plugins, vendor
 from kernels.errors import LayoutError
 
 OWN = ("reference", "fused")
-# The step that makes a path what it is. Where an implementation has no other of its steps, such as the
-# maximum of the activation scales, the reference serves it; without this one it has nothing to show.
+# The step that makes a path what it is. Where an implementation has no other of its steps, such as
+# the maximum of the activation scales, the reference serves it; without this one it has nothing to
+# show.
 MAIN = {
     "nvfp4_cutedsl": "prepare_nvfp4_moe_layer_for_flashinfer_cutedsl",
     "nvfp4_trtllm": "prepare_static_weights_for_trtllm_fp4_moe",
@@ -50,7 +51,8 @@ def load(impl: str, routine: str, config: Mapping[str, Any] | None = None) -> Ca
 
 
 def _others(impl: str, routine: str) -> Callable[..., Any]:
-    """A vendor's or a plugin's routine; what it refuses at the call becomes a refusal of the cell."""
+    """A vendor's or a plugin's routine; what it refuses at the call becomes a refusal of the
+    cell."""
     if impl in plugins.found():
         function = plugins.routine(impl, routine)
         if function is None:
@@ -101,8 +103,11 @@ def resolver(
     if target := config.get("import"):
         mine = str(target).partition(":")[2]
         if mine not in kernels.ROUTINES:
-            raise UsageError(f"impl.import={target}: in a layer's path, name it after a routine of kernels")
-        return lambda routine, _: imported(str(target)) if routine == mine else _served(impl, routine)
+            raise UsageError(
+                f"impl.import={target}: in a layer's path, name it after a routine of kernels"
+            )
+        own = imported(str(target))
+        return lambda routine, _: own if routine == mine else _served(impl, routine)
     if impl in OWN:
         return None
     load(impl, MAIN[path])

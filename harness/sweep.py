@@ -184,6 +184,8 @@ def _pooled(
     """Runs cells over `count` processes, never more at once than the memory budget holds."""
     running: dict[Future[rows.Row], dict[str, Any]] = {}
     queue = list(reversed(waiting))
+    # 2 MiB pages: a cell's large short-lived tensors cost half the page faults (torch reads this)
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     with ProcessPoolExecutor(count, get_context("spawn"), initializer=_start_worker) as pool:
         while queue or running:
             used = sum(cell["estimate"] for cell in running.values())
