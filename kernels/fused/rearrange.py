@@ -1,0 +1,304 @@
+"""The fused twin of `Layout.forward` and `Layout.inverse`: one read, one write, no index tensors.
+
+`rearrange(layout, x)` and `restore(layout, storage, n, k)` run one kernel for all matrices of a batch.
+The two kernels are derived from the layout's digits by `plan`; see there. Offsets between matrices are
+64-bit; inside a matrix they are 32-bit unless it passes 2^31 elements.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from math import prod
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.errors import LayoutError
+from kernels.fused.plan import plan
+from kernels.fused.tiles import Tile, target_of, tile_for
+from kernels.layout import Layout
+
+WORDS = {1: tl.uint8, 2: tl.int16, 4: tl.int32, 8: tl.int64}  # elements are moved as plain words
+
+
+@triton.jit
+def rows_kernel(
+    source, storage, per_run, count, blocks, inferred, valid, strides, storage_stride,
+    SIZES: tl.constexpr, DIMS: tl.constexpr, MULTS: tl.constexpr, BASE: tl.constexpr,
+    UNITS: tl.constexpr, VECTOR: tl.constexpr, PADDED: tl.constexpr, FILL: tl.constexpr,
+    WIDE: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """Whole runs change places: UNITS vectors of the storage, each with its source found by division."""
+    pid = tl.program_id(0)
+    matrix = (pid // blocks).to(tl.int64)
+    unit = (pid % blocks) * UNITS + tl.arange(0, UNITS)
+    run = unit // per_run
+    c = (unit - run * per_run) * VECTOR
+    p = tl.zeros_like(run) + BASE[0]
+    h = tl.zeros_like(run) + BASE[1]
+    for d in tl.static_range(len(SIZES)):
+        size = inferred if SIZES[d] == 0 else SIZES[d]
+        digit = run if d == len(SIZES) - 1 else run % size
+        run = run // size
+        if DIMS[d] == 0:
+            p += digit * MULTS[d]
+        else:
+            h += digit * MULTS[d]
+    if WIDE:
+        p, h, c, unit = p.to(tl.int64), h.to(tl.int64), c.to(tl.int64), unit.to(tl.int64)
+    lane = tl.arange(0, VECTOR)[None, :]
+    there = storage + matrix * storage_stride + (unit * VECTOR)[:, None] + lane
+    here = source + matrix * strides[0] + (p * strides[1] + h * strides[2] + c * strides[3])[:, None] + lane
+    inside = unit < count
+    known = inside & (h < valid[0]) & (c < valid[1]) if PADDED else inside
+    if BACK:
+        tl.store(here, tl.load(there, mask=known[:, None]), mask=known[:, None])
+    else:
+        tl.store(there, tl.load(here, mask=known[:, None], other=FILL), mask=inside[:, None])
+
+
+@triton.jit
+def tile_kernel(
+    source, storage, counts, outs, row_out, valid, padded, strides, storage_stride,
+    GRID_DIMS: tl.constexpr, GRID_MULTS: tl.constexpr, BASE: tl.constexpr,
+    IN_UNITS: tl.constexpr, IN_VECTOR: tl.constexpr, IN_SIZES: tl.constexpr, IN_DIMS: tl.constexpr,
+    IN_MULTS: tl.constexpr, OUT_UNITS: tl.constexpr, OUT_VECTOR: tl.constexpr, OUT_SIZES: tl.constexpr,
+    OUT_STRIDES: tl.constexpr, EDGES: tl.constexpr, SHAPE: tl.constexpr, PERM: tl.constexpr,
+    BACK_SHAPE: tl.constexpr, BACK_PERM: tl.constexpr, WORD: tl.constexpr,
+    BITS: tl.constexpr, PADDED: tl.constexpr, OVERHANG: tl.constexpr, FILL: tl.constexpr,
+    WIDE: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    """One tile: source order in, PERM over its digits, storage order out; or BACK."""
+    left = tl.program_id(0)
+    p, h, c = left * 0 + BASE[0], left * 0 + BASE[1], left * 0 + BASE[2]
+    at = left.to(tl.int64) * 0
+    for d in tl.static_range(len(GRID_DIMS)):
+        digit = left % counts[d]
+        left = left // counts[d]
+        at += digit.to(tl.int64) * outs[d]
+        if GRID_DIMS[d] == 0:
+            p += digit * GRID_MULTS[d]
+        elif GRID_DIMS[d] == 1:
+            h += digit * GRID_MULTS[d]
+        else:
+            c += digit * GRID_MULTS[d]
+    matrix = left.to(tl.int64)
+    # A layout that permutes bits stores whole 32-bit words, also where it gathers single bytes.
+    STORED: tl.constexpr = 4 if len(BITS) > 0 and WORD == 1 else 1
+    storage += (matrix * storage_stride + at) // STORED
+    source += matrix * strides[0] + p.to(tl.int64) * strides[1]
+    source += h.to(tl.int64) * strides[2] + c.to(tl.int64) * strides[3]
+
+    unit = tl.arange(0, IN_UNITS)
+    ps, hs, cs = tl.zeros_like(unit), tl.zeros_like(unit), tl.zeros_like(unit)
+    for d in tl.static_range(len(IN_SIZES)):
+        digit = unit % IN_SIZES[d]
+        unit = unit // IN_SIZES[d]
+        if IN_DIMS[d] == 0:
+            ps += digit * IN_MULTS[d]
+        elif IN_DIMS[d] == 1:
+            hs += digit * IN_MULTS[d]
+        else:
+            cs += digit * IN_MULTS[d]
+    known = tl.full((IN_UNITS, 1), True, tl.int1)
+    if PADDED or OVERHANG:
+        known = ((h + hs < valid[0]) & (c + cs < valid[1]))[:, None]
+    if WIDE:
+        ps, hs, cs = ps.to(tl.int64), hs.to(tl.int64), cs.to(tl.int64)
+    here = source + (ps * strides[1] + hs * strides[2] + cs * strides[3])[:, None]
+    here += tl.arange(0, IN_VECTOR)[None, :]
+
+    unit = tl.arange(0, OUT_UNITS)
+    inside = tl.full((OUT_UNITS, 1), True, tl.int1)
+    if OVERHANG:
+        for d in tl.static_range(len(EDGES) // 4):
+            digit = (unit // EDGES[4 * d]) % EDGES[4 * d + 1] * EDGES[4 * d + 3]
+            if EDGES[4 * d + 2] == 1:
+                inside &= (h + digit < padded[0])[:, None]
+            else:
+                inside &= (c + digit < padded[1])[:, None]
+    outs_in = tl.zeros_like(unit)
+    if WIDE:
+        outs_in = outs_in.to(tl.int64)
+    for d in tl.static_range(len(OUT_SIZES)):
+        digit = unit % OUT_SIZES[d]
+        unit = unit // OUT_SIZES[d]
+        outs_in += digit * (row_out if OUT_STRIDES[d] == -1 else OUT_STRIDES[d])
+    there = storage + (outs_in // STORED)[:, None] + tl.arange(0, OUT_VECTOR // STORED)[None, :]
+    if BACK:
+        y = tl.load(there, mask=inside, other=0)
+        if len(BITS) > 0:
+            y = _move_bits(y, BITS, True)
+            if WORD == 1:
+                y = _bytes_of(y, OUT_UNITS, OUT_VECTOR)
+        y = tl.reshape(y, BACK_SHAPE)
+        y = tl.permute(
+            y, BACK_PERM[0], BACK_PERM[1], BACK_PERM[2], BACK_PERM[3],
+            BACK_PERM[4], BACK_PERM[5], BACK_PERM[6], BACK_PERM[7],
+        )  # fmt: skip
+        tl.store(here, tl.reshape(y, (IN_UNITS, IN_VECTOR)), mask=known)
+    else:
+        x = tl.load(here, mask=known, other=FILL)
+        x = tl.reshape(x, SHAPE)
+        x = tl.permute(x, PERM[0], PERM[1], PERM[2], PERM[3], PERM[4], PERM[5], PERM[6], PERM[7])
+        x = tl.reshape(x, (OUT_UNITS, OUT_VECTOR))
+        if len(BITS) > 0:
+            if WORD == 1:
+                x = _words_of(x, OUT_UNITS, OUT_VECTOR)
+            x = _move_bits(x, BITS, False)
+        tl.store(there, x, mask=inside)
+
+
+@triton.jit
+def _words_of(x, UNITS: tl.constexpr, VECTOR: tl.constexpr):
+    """uint8 [UNITS, VECTOR] -> little-endian 32-bit words [UNITS, VECTOR / 4]."""
+    even, odd = tl.split(tl.reshape(x, (UNITS, VECTOR // 4, 2, 2)))
+    b0, b2 = tl.split(even)
+    b1, b3 = tl.split(odd)
+    low = b0.to(tl.uint32) | (b1.to(tl.uint32) << 8)
+    return low | (b2.to(tl.uint32) << 16) | (b3.to(tl.uint32) << 24)
+
+
+@triton.jit
+def _bytes_of(x, UNITS: tl.constexpr, VECTOR: tl.constexpr):
+    """Little-endian 32-bit words [UNITS, VECTOR / 4] -> uint8 [UNITS, VECTOR]."""
+    even = tl.join(x, x >> 16)
+    odd = tl.join(x >> 8, x >> 24)
+    return tl.reshape(tl.join(even, odd).to(tl.uint8), (UNITS, VECTOR))
+
+
+@triton.jit
+def _move_bits(x, BITS: tl.constexpr, BACK: tl.constexpr):
+    """Each (distance, mask) of BITS: those bits move up by distance (down if negative), or back."""
+    x = x.to(tl.uint32, bitcast=True)
+    y = tl.zeros_like(x)
+    for i in tl.static_range(len(BITS) // 2):
+        if BACK:
+            moved = x & BITS[2 * i + 1]
+            y |= moved >> BITS[2 * i] if BITS[2 * i] > 0 else moved << -BITS[2 * i]
+        else:
+            moved = x << BITS[2 * i] if BITS[2 * i] > 0 else x >> -BITS[2 * i]
+            y |= moved & BITS[2 * i + 1]
+    return y
+
+
+@triton.jit
+def swap_kernel(x, half, blocks, UNITS: tl.constexpr, VECTOR: tl.constexpr):
+    """Both halves of every matrix change places, each tile pair in registers; x is [matrices, 2, half]."""
+    pid = tl.program_id(0)
+    unit = (pid % blocks) * UNITS + tl.arange(0, UNITS)
+    first = x + (pid // blocks).to(tl.int64) * (2 * half) * VECTOR
+    first += (unit.to(tl.int64) * VECTOR)[:, None] + tl.arange(0, VECTOR)[None, :]
+    second = first + half.to(tl.int64) * VECTOR
+    inside = (unit < half)[:, None]
+    gate, up = tl.load(first, mask=inside), tl.load(second, mask=inside)
+    tl.store(first, up, mask=inside)
+    tl.store(second, gate, mask=inside)
+
+
+def rearrange(
+    layout: Layout, x: torch.Tensor, out: torch.Tensor | None = None, *, tile: Tile | None = None
+) -> torch.Tensor:
+    """x [..., n, k] of any strides -> storage [..., rows, cols], as `layout.forward` gives it.
+
+    out: contiguous, of x's dtype and the storage's element count, written whole. LayoutError as forward.
+    """
+    check(layout, x)
+    rows, cols = layout.storage_shape(*x.shape[-2:])
+    shape = (*x.shape[:-2], rows, cols)
+    storage = x.new_empty(shape) if out is None else out.view(shape)
+    if storage.numel() and not x.numel():
+        storage.fill_(layout.fill)
+    elif storage.numel():
+        _launch(layout, as_batch(x), storage, back=False, tile=tile)
+    return storage
+
+
+def restore(
+    layout: Layout, storage: torch.Tensor, n: int, k: int, *, tile: Tile | None = None
+) -> torch.Tensor:
+    """Storage [..., rows, cols] (or flat [..., rows * cols]) -> [..., n, k], as `layout.inverse`."""
+    rows, cols = layout.storage_shape(n, k)
+    batch = storage.shape[:-2] if storage.shape[-2:] == (rows, cols) else storage.shape[:-1]
+    if storage.shape != (*batch, rows, cols) and storage.shape != (*batch, rows * cols):
+        raise LayoutError(
+            f"layout {layout.name!r}: storage {tuple(storage.shape)} is not that of a {n} x {k} matrix, "
+            f"which takes {rows} x {cols}; give the logical shape it was made from"
+        )
+    if layout.bits and storage.dtype != torch.uint8:
+        check(layout, storage)
+    x = storage.new_empty((*batch, n, k))
+    if x.numel():
+        _launch(layout, x.view(-1, n, k), storage.contiguous(), back=True, tile=tile)
+    return x
+
+
+def swap_halves_(x: torch.Tensor, dim: int, *, tile: Tile | None = None) -> None:
+    """Exchange the two halves of contiguous x along `dim`, in place, without scratch."""
+    if not x.numel():
+        return
+    before = prod(x.shape[:dim]) if dim else 1
+    half_bytes = x.numel() // before // 2 * x.element_size()
+    width = _alignment(x.data_ptr() | half_bytes)
+    word = min(width, 4)
+    vector = width // word
+    tile = tile or tile_for(target_of(x.device), "swap")
+    half = half_bytes // width
+    blocks = -(-half // tile.rows_units)
+    with _on(x):
+        swap_kernel[(before * blocks,)](
+            _typed(x, word), half, blocks,
+            UNITS=tile.rows_units, VECTOR=vector, num_warps=tile.rows_warps,
+        )  # fmt: skip
+
+
+def _typed(x: torch.Tensor, word: int) -> object:
+    """x's memory as words of that many bytes, for a kernel's argument."""
+    return triton.reinterpret(x, WORDS[word])
+
+
+def _alignment(address: int) -> int:
+    """The largest power of two up to 16 that divides it."""
+    return min(16, address & -address) if address else 16
+
+
+def _on(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Kernels launch on x's GPU, whichever is current; the interpreter has none."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def check(layout: Layout, x: torch.Tensor) -> None:
+    """Raise LayoutError for a tensor that the layout does not take."""
+    if x.ndim < 2:
+        raise LayoutError(f"layout {layout.name!r}: tensor {tuple(x.shape)} has fewer than 2 axes")
+    if layout.bits and x.dtype != torch.uint8:
+        raise LayoutError(
+            f"layout {layout.name!r} permutes bits of bytes: want uint8, got {x.dtype} {tuple(x.shape)}"
+        )
+
+
+def as_batch(x: torch.Tensor) -> torch.Tensor:
+    """[..., n, k] -> [batch, n, k]; copied only where leading axes do not fold into one."""
+    return x.unsqueeze(0) if x.ndim == 2 else x.flatten(0, -3)
+
+
+def _launch(
+    layout: Layout, x: torch.Tensor, storage: torch.Tensor, *, back: bool, tile: Tile | None
+) -> None:
+    """One kernel for all matrices x [batch, n, k] and their contiguous storage."""
+    batch, n, k = x.shape
+    strides = (x.stride(0) if batch > 1 else 0, x.stride(1) if n > 1 else k, x.stride(2) if k > 1 else 1)
+    align = (_alignment(x.data_ptr()), _alignment(storage.data_ptr()))
+    if layout.bits and align[1] < 4:
+        raise LayoutError(f"layout {layout.name!r}: storage is not aligned to the 4-byte words of its bits")
+    sizes = tuple(layout.sizes.items())
+    steps = plan(layout, sizes, n, k, x.element_size(), strides, align, target_of(x.device), tile)
+    source, target = _typed(x, steps.word), _typed(storage, steps.word)
+    if layout.bits and steps.word == 1:
+        target = _typed(storage, 4)
+    kernel = rows_kernel if steps.kind == "rows" else tile_kernel
+    with _on(x):
+        kernel[(batch * steps.grid,)](
+            source, target, *steps.args.values(), **steps.consts, BACK=back, num_warps=steps.warps
+        )
