@@ -160,13 +160,14 @@ def _launch_rows(rows: Rows, block: int, bias: int, saturate: bool, keep: bool) 
     if words:
         q_strides = (q_strides[0] // 4, q_strides[1] // 4, q_strides[2] // 4, 1)
         packed = packed.as_strided((4,), (1,)).view(torch.int32)
-    grid = outer * middle * triton.cdiv(inner, block_r) * triton.cdiv(rows.length, block_k)
+    k_tiles, row_tiles = triton.cdiv(rows.length, block_k), triton.cdiv(inner, block_r)
+    grid = outer * middle * row_tiles * k_tiles
     if grid >= 1 << 31:
         raise LayoutError(f"src_tensor of {grid} tiles: split it, a launch takes fewer than 2**31")
     with launchable(x):
         quantize_kernel[(grid,)](
             x, packed, scale, inverse_global,
-            rows.length, inner, middle,
+            rows.length, inner, middle, k_tiles, row_tiles,
             *reversed(rows.strides[0]), *reversed(q_strides), *reversed(rows.strides[2]),
             *reversed(rows.strides[3][:3]),
             BLOCK_R=block_r, BLOCK_K=block_k, BLOCK=block,

@@ -6,19 +6,20 @@ three axes with strides of their own, so that no axis and no stride needs a copy
 
 Rounding to e2m1 without a branch, in fp32. For y >= 0 the code number is g(y) = min(2y, y + 2,
 y / 2 + 4) rounded to the nearest even integer: the three lines are the three spacings .5, 1, 2, and
-codes and mantissa bits share their parity. Adding 2**23 rounds to integers, each line is one
-addition that rounds once (2y and y / 2 are exact), and rounding is monotone, so the minimum of the
-rounded lines is the rounded minimum. The code is then in the low bits. That is five fp32 operations
-an element beside one multiplication, on units that a copy leaves idle; integer emulation takes
-about twenty-five on the units that are short (64 lanes a cycle on sm_90 against 128).
+codes and mantissa bits share their parity. Adding 2**23 rounds to integers, each line is one fused
+step that rounds once (2y and y / 2 are exact), and rounding is monotone, so the minimum of the
+rounded lines is the rounded minimum. The code is then in the low bits. With the sign that is four
+multiply-adds an element on the wide fp32 pipe; integer emulation takes about 25 operations on the
+integer pipe, which has half as many lanes on sm_90 (64 against 128 a cycle).
 """
 
 import triton
 import triton.language as tl
 
-# 2**23: fp32 numbers from here on are integers. Its bits, shifted to nibbles 0 and 1 of a word of
-# eight codes (higher nibbles shift them out), add up to 0xFB000000; see _word.
-_MAGIC: tl.constexpr = tl.constexpr(8388608.0)
+# Fp32 numbers from 2**23 on are integers. 4 more, so that taking or adding 4 for the sign leaves
+# 2**23 + sign * 8 + code. The bits of 2**23 in a word of eight codes add up to 0xFB000000: those of
+# the first two nibbles only, as the others' are shifted out.
+_MAGIC: tl.constexpr = tl.constexpr(8388612.0)
 _MAGIC_IN_WORD: tl.constexpr = tl.constexpr(0xFB000000)
 _INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
 
@@ -75,22 +76,6 @@ def _bits_or_none(x):
 
 
 @triton.jit
-def _rounded(y, SATURATE: tl.constexpr):
-    """fp32 magnitude y -> fp32 2**23 + code. Without SATURATE y must be below 7."""
-    code = tl.minimum(tl.minimum(y * 2.0 + _MAGIC, y + (_MAGIC + 2.0)), y * 0.5 + (_MAGIC + 4.0))
-    if SATURATE:
-        code = tl.minimum(code, _MAGIC + 7.0)
-    return code
-
-
-@triton.jit
-def _append(word, x, code):
-    """Shift the sign of x and a rounded code into the low nibble of a word; last element first."""
-    word = (word << 1) | (x.to(tl.uint32, bitcast=True) >> 31)
-    return (word << 3) + code.to(tl.uint32, bitcast=True)
-
-
-@triton.jit
 def _quotient(u, divisor, inverse):
     """u / divisor rounded once, from the rounded inverse (Markstein's correction)."""
     first = u * inverse
@@ -98,10 +83,23 @@ def _quotient(u, divisor, inverse):
 
 
 @triton.jit
-def _magnitude(x, factor, divisor, inverse, EXACT: tl.constexpr):
+def _append(
+    word, x, factor, divisor, inverse, double, half, EXACT: tl.constexpr, SAT: tl.constexpr
+):
+    """Shift one more code into the low nibble of a word; x is fp32, its block's scale 1 / inverse."""
+    y = tl.abs(x)
     if EXACT:
-        return _quotient(tl.abs(x) * factor, divisor, inverse)
-    return tl.abs(x) * inverse
+        y = _quotient(y * factor, divisor, inverse)
+        code = tl.minimum(y * 2.0 + _MAGIC, y + (_MAGIC + 2.0))
+        code = tl.minimum(code, y * 0.5 + (_MAGIC + 4.0))
+    else:
+        code = tl.minimum(y * double + _MAGIC, y * inverse + (_MAGIC + 2.0))
+        code = tl.minimum(code, y * half + (_MAGIC + 4.0))
+    if SAT:
+        code = tl.minimum(code, _MAGIC + 7.0)
+    sign = ((x.to(tl.uint32, bitcast=True) & 0x80000000) | 0x3F800000).to(tl.float32, bitcast=True)
+    code = code - sign * 4.0
+    return (word << 4) + code.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
@@ -109,23 +107,25 @@ def _word(
     x0, x1, x2, x3, x4, x5, x6, x7, factor, divisor, inverse, EXACT: tl.constexpr, SAT: tl.constexpr
 ):
     """Eight elements and their block's scale -> a word of codes, element 0 in the low nibble."""
-    word = x7.to(tl.uint32, bitcast=True) >> 31
-    word = (word << 3) + _rounded(_magnitude(x7, factor, divisor, inverse, EXACT), SAT).to(
-        tl.uint32, bitcast=True
-    )
-    word = _append(word, x6, _rounded(_magnitude(x6, factor, divisor, inverse, EXACT), SAT))
-    word = _append(word, x5, _rounded(_magnitude(x5, factor, divisor, inverse, EXACT), SAT))
-    word = _append(word, x4, _rounded(_magnitude(x4, factor, divisor, inverse, EXACT), SAT))
-    word = _append(word, x3, _rounded(_magnitude(x3, factor, divisor, inverse, EXACT), SAT))
-    word = _append(word, x2, _rounded(_magnitude(x2, factor, divisor, inverse, EXACT), SAT))
-    word = _append(word, x1, _rounded(_magnitude(x1, factor, divisor, inverse, EXACT), SAT))
-    word = _append(word, x0, _rounded(_magnitude(x0, factor, divisor, inverse, EXACT), SAT))
+    double, half = inverse * 2.0, inverse * 0.5
+    word = tl.zeros_like(x0).to(tl.uint32)
+    word = _append(word, x7, factor, divisor, inverse, double, half, EXACT, SAT)
+    word = _append(word, x6, factor, divisor, inverse, double, half, EXACT, SAT)
+    word = _append(word, x5, factor, divisor, inverse, double, half, EXACT, SAT)
+    word = _append(word, x4, factor, divisor, inverse, double, half, EXACT, SAT)
+    word = _append(word, x3, factor, divisor, inverse, double, half, EXACT, SAT)
+    word = _append(word, x2, factor, divisor, inverse, double, half, EXACT, SAT)
+    word = _append(word, x1, factor, divisor, inverse, double, half, EXACT, SAT)
+    word = _append(word, x0, factor, divisor, inverse, double, half, EXACT, SAT)
     return word - _MAGIC_IN_WORD
 
 
 @triton.jit
 def _e8m0(largest, BIAS: tl.constexpr, DROP_NAN: tl.constexpr):
-    """Bits of a block's largest magnitude -> (e8m0 byte, fp32 inverse scale); see the reference."""
+    """Bits of a block's largest magnitude -> (e8m0 byte, fp32 inverse scale); see the reference.
+
+    The inverse of byte 0 is 0 (upstream's), of 254 the subnormal 2**-127, of 255 of no account.
+    """
     byte = tl.maximum(((largest + BIAS) >> 23) - 2, 0)
     if BIAS == 0x200000:  # mode `even`, where upstream clamps an overflow to 254
         byte = tl.where(byte == 253, 254, byte)
@@ -133,9 +133,8 @@ def _e8m0(largest, BIAS: tl.constexpr, DROP_NAN: tl.constexpr):
         byte = tl.where((largest < 0) | (largest == _INFINITY), 254, byte)
     else:
         byte = tl.where(largest >= _INFINITY, 255, byte)
-    inverse = tl.where(byte == 254, 0x00400000, (254 - byte) << 23)
-    inverse = tl.where((byte == 0) | (byte == 255), 0, inverse)
-    return byte, inverse.to(tl.float32, bitcast=True)
+    inverse = tl.maximum((254 - byte) << 23, 0x00400000)
+    return byte, tl.where(byte == 0, 0, inverse).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -175,7 +174,7 @@ def _spread(x, R: tl.constexpr, BLOCKS: tl.constexpr, TIMES: tl.constexpr):
 @triton.jit
 def quantize_kernel(
     x_ptr, q_ptr, s_ptr, g_ptr,
-    length, rows, middle,
+    length, rows, middle, k_tiles, row_tiles,
     x_k, x_row, x_mid, x_out,
     q_k, q_row, q_mid, q_out,
     s_k, s_row, s_mid, s_out,
@@ -188,31 +187,28 @@ def quantize_kernel(
     g is NVFP4's inverse global scale. WORDS: codes go out as words (q_ptr and its strides count
     4-byte words; length a multiple of 8), else as bytes.
     """
-    k_tiles = tl.cdiv(length, BLOCK_K)
-    row_tiles = tl.cdiv(rows, BLOCK_R)
+    BLOCKS: tl.constexpr = BLOCK_K // BLOCK
+    TIMES: tl.constexpr = BLOCK // 8
     pid = tl.program_id(0)
     k_tile = (pid % k_tiles).to(tl.int64)
     pid = pid // k_tiles
-    row_tile = (pid % row_tiles).to(tl.int64)
+    r = (pid % row_tiles).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
     outer = pid // row_tiles
-    mid = (outer % middle).to(tl.int64)
-    out = (outer // middle).to(tl.int64)
-    r = row_tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None].to(tl.int64)
-    k = k_tile * BLOCK_K + tl.arange(0, BLOCK_K)[None, :].to(tl.int64)
+    mid, out = (outer % middle).to(tl.int64), (outer // middle).to(tl.int64)
     inside = r < rows
-    x = tl.load(
-        x_ptr + out * x_out + mid * x_mid + r * x_row + k * x_k,
-        mask=inside & (k < length),
-        other=0.0,
-    )
+    left = tl.minimum(length - k_tile * BLOCK_K, BLOCK_K).to(tl.int32)
+    x_ptr += out * x_out + mid * x_mid + k_tile * BLOCK_K * x_k
+    s_ptr += out * s_out + mid * s_mid + k_tile * BLOCKS * s_k
+    q_ptr += out * q_out + mid * q_mid
+
+    k = tl.arange(0, BLOCK_K)[None, :]
+    x = tl.load(x_ptr + r * x_row + k.to(tl.int64) * x_k, mask=inside & (k < left), other=0.0)
     x0, x1, x2, x3, x4, x5, x6, x7 = _eight(x, BLOCK_R, BLOCK_K)
     largest = _largest(x0, x1, x2, x3, x4, x5, x6, x7, DROP_NAN)
-    TIMES: tl.constexpr = BLOCK // 8
-    BLOCKS: tl.constexpr = BLOCK_K // BLOCK
     largest = tl.max(tl.reshape(largest, [BLOCK_R, BLOCKS, TIMES]), axis=2)
     if BLOCK == 32:
-        byte, inverse = _e8m0(largest, BIAS, DROP_NAN)
-        inverse = _spread(inverse, BLOCK_R, BLOCKS, TIMES)
+        byte, scale = _e8m0(largest, BIAS, DROP_NAN)
+        inverse = _spread(scale, BLOCK_R, BLOCKS, TIMES)
         word = _word(
             x0, x1, x2, x3, x4, x5, x6, x7, inverse, inverse, inverse, False, SATURATE
         )  # fmt: skip
@@ -224,27 +220,27 @@ def quantize_kernel(
         word = _word(x0, x1, x2, x3, x4, x5, x6, x7, factor, scale, inverse, True, SATURATE)
     if not DROP_NAN:
         word = tl.where(_spread(largest, BLOCK_R, BLOCKS, TIMES) >= _INFINITY, 0, word)
-    b = k_tile * BLOCKS + tl.arange(0, BLOCKS)[None, :].to(tl.int64)
+
+    b = tl.arange(0, BLOCKS)[None, :]
     tl.store(
-        s_ptr + out * s_out + mid * s_mid + r * s_row + b * s_k,
+        s_ptr + r * s_row + b.to(tl.int64) * s_k,
         byte.to(tl.uint8),
-        mask=inside & (b < tl.cdiv(length, BLOCK)),
+        mask=inside & (b * BLOCK < left),
     )
-    q_ptr += out * q_out + mid * q_mid
     if WORDS:
-        w = k_tile * (BLOCK_K // 8) + tl.arange(0, BLOCK_K // 8)[None, :].to(tl.int64)
+        q_ptr += k_tile * (BLOCK_K // 8)
+        w = tl.arange(0, BLOCK_K // 8)[None, :]
         tl.store(
-            q_ptr + r * q_row + w * q_k,
-            word.to(tl.int32, bitcast=True),
-            mask=inside & (w * 8 < length),
+            q_ptr + r * q_row + w, word.to(tl.int32, bitcast=True), mask=inside & (w * 8 < left)
         )
     else:
+        q_ptr += k_tile * (BLOCK_K // 2) * q_k
         low, high = word.to(tl.uint16), (word >> 16).to(tl.uint16)
         b0, b1 = low.to(tl.uint8), (low >> 8).to(tl.uint8)
         b2, b3 = high.to(tl.uint8), (high >> 8).to(tl.uint8)
-        bytes_ = tl.reshape(tl.join(tl.join(b0, b2), tl.join(b1, b3)), [BLOCK_R, BLOCK_K // 2])
-        c = k_tile * (BLOCK_K // 2) + tl.arange(0, BLOCK_K // 2)[None, :].to(tl.int64)
-        tl.store(q_ptr + r * q_row + c * q_k, bytes_, mask=inside & (c * 2 < length))
+        packed = tl.reshape(tl.join(tl.join(b0, b2), tl.join(b1, b3)), [BLOCK_R, BLOCK_K // 2])
+        c = tl.arange(0, BLOCK_K // 2)[None, :]
+        tl.store(q_ptr + r * q_row + c.to(tl.int64) * q_k, packed, mask=inside & (c * 2 < left))
 
 
 @triton.jit
