@@ -55,7 +55,7 @@ class PreparedLayer:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, tensor in (self.tensors | self.views).items():
+        for name, tensor in (*self.tensors.items(), *self.views.items()):
             layout = self.layouts.get(name)
             setattr(tensor, PREPARED_MARK, layout.name if layout else self.path)
 

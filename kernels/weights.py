@@ -44,6 +44,12 @@ class MoEWeights:
     interleaved: bool = False
 
     def __post_init__(self) -> None:
+        for name, tensor in self.tensors().items():
+            if hasattr(tensor, PREPARED_MARK):
+                raise LayoutError(
+                    f"MoEWeights: {name} {tuple(tensor.shape)} is in layout "
+                    f"{getattr(tensor, PREPARED_MARK)!r} already; start from the checkpoint tensor"
+                )
         if self.format not in BLOCK:
             raise LayoutError(f"MoEWeights: format {self.format!r}; known: {', '.join(BLOCK)}")
         if self.interleaved and not self.gated:
@@ -62,11 +68,6 @@ class MoEWeights:
         if self.format != "bf16":
             expected |= {"w13_scale": (e, rows, -(-h // block)), "w2_scale": (e, h, -(-i // block))}
         for name, tensor in self.tensors().items():
-            if hasattr(tensor, PREPARED_MARK):
-                raise LayoutError(
-                    f"MoEWeights: {name} {tuple(tensor.shape)} is in layout "
-                    f"{getattr(tensor, PREPARED_MARK)!r} already; start from the checkpoint tensor"
-                )
             if name in expected and tuple(tensor.shape) != expected[name]:
                 raise LayoutError(
                     f"MoEWeights: {name} {tuple(tensor.shape)}; want {expected[name]} for "
