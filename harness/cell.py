@@ -68,7 +68,7 @@ def _run(cell: dict[str, Any], ctx: dict[str, Any], row: rows.Row) -> None:
         weights = _on(source.load(cell, form), device)
         if weights.format != form:
             raise LayoutError(
-                f"path {cell['path']['name']!r} starts from {form}, the source holds {weights.format}"
+                f"path {cell['path']['name']!r} starts from {form}, the source is {weights.format}"
             )
     with _clock(spent, "routine"):
         job = make(cell, weights, impl)
@@ -85,7 +85,8 @@ def _run(cell: dict[str, Any], ctx: dict[str, Any], row: rows.Row) -> None:
         return
     with _clock(spent, "time"):
         _time(cell, ctx, row, job, result, device)
-    _evidence(cell, row, result)
+    with _clock(spent, "code_and_bound"):
+        _evidence(cell, row, result)
 
 
 def _checks(

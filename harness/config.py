@@ -143,13 +143,12 @@ def _dot(where: str, name: object) -> str:
 
 
 def _store_routines() -> None:
-    """Each routine is a path by its own name, and each entry point an impl: no file of their own."""
+    """Each routine is a path by its own name, each entry point an impl, without a file."""
     store = ConfigStore.instance()
     for name in ROUTINES:
         store.store(group="path", name=name, node=group_config("path", name))
     for name in plugins.found():
         store.store(group="impl", name=name, node={"name": name, "kind": "vendor", "import": None})
-
 
 
 @lru_cache(maxsize=1)

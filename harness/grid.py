@@ -55,7 +55,7 @@ def plan(overrides: Sequence[str]) -> Grid:
     composed = _compose(fixed, tops, base)
     cells = [_finish(cell, overrides, named) for cell in _cells(base, composed, named)]
     if not cells:
-        raise UsageError("the grid is empty: no path fits the checkpoint and the target together")
+        raise UsageError(_nothing_fits(base, composed))
     unique = {cell["key"]: cell for cell in cells}
     return Grid(list(unique.values()), {key: base[key] for key in RUN_KEYS}, list(overrides))
 
@@ -190,17 +190,33 @@ def _fits(cell: dict[str, Any]) -> bool:
         raise UsageError(str(error)) from None
 
 
+def _nothing_fits(base: dict[str, Any], composed: dict[str, list[Any]]) -> str:
+    """Why no default path is left: the checkpoint is of another format than the target takes."""
+    targets = composed.get("hw", [base["hw"]])
+    offers = "; ".join(f"{hw['name']} takes {', '.join(paths_for(hw['arch']))}" for hw in targets)
+    form = _described(base["source"])["format"]
+    return (
+        f"the checkpoint is {form}, and no path from it fits: {offers}; name another hw= or a path="
+    )
+
+
 def _finish(cell: dict[str, Any], overrides: Sequence[str], named: set[str]) -> dict[str, Any]:
     """The frozen config of one cell: its experts settled, its identity, key and repro command."""
     model, size = cell["model"], cell["size"]
+    for name, value in (
+        *((key, cell[key]) for key in ("tp_size", "ep_size", "experts")),
+        *((f"model.{key}", model[key]) for key in ("E", "H", "I")),
+    ):
+        if value is not None and value < 1:
+            raise UsageError(f"{name}={value}: want at least 1")
     experts = cell["experts"] or min(size["experts"] or model["E"], model["E"])
     cell = {key: value for key, value in cell.items() if key not in RUN_KEYS}
     cell["experts"] = experts
     cell.setdefault("env", {"name": "current"})
     if "generation" not in named and cell["env"].get("generation"):
         cell["generation"] = cell["env"]["generation"]  # of the triton_kernels that the env holds
-    name = lambda value: value["name"] if isinstance(value, dict) else value
-    identity = {key: name(cell[key]) for key in CELL}
+    label = lambda value: value["name"] if isinstance(value, dict) else value
+    identity = {key: label(cell[key]) for key in CELL}
     identity |= {key: cell[key] for key, usual in EXTRA.items() if cell[key] != usual}
     if cell["source"]["kind"] == "safetensors":
         identity["layer"] = cell["source"]["layer"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def layer_job(cell: dict[str, Any], weights: MoEWeights, impl: str) -> Job:
             tp_rank=cell["tp_rank"], ep_size=cell["ep_size"], ep_rank=cell["ep_rank"], impl=impl,
             generation=cell["generation"], num_warps=cell["num_warps"], resolve=resolve,
         )  # fmt: skip
-        made = {name: _made(layer, weights, name) for name in layer.layouts}
+        made = _made(layer, weights)
         values = {
             name: _per_expert(layer, weights, name)
             for name in layer.tensors
@@ -118,33 +119,51 @@ def layer_job(cell: dict[str, Any], weights: MoEWeights, impl: str) -> Job:
     return Job(weights.tensors(), run, "new", again)
 
 
-def _made(layer: PreparedLayer, weights: MoEWeights, name: str) -> Made:
-    n, k = layer.padded[name]
-    storage = layer.tensors[name]
-    at = lambda m, c: _origin(layer, weights, name, m, c)
-    source = lambda: _share_matrix(layer, weights, name)
-    made = Made(
-        bits(storage).reshape(storage.shape[0], -1), layer.layouts[name], n, k, layer.logical[name],
-        source, at,
-    )  # fmt: skip
-    if weights.format == "bf16" and not name.endswith("bias"):
-        return replace(made, source=lambda: None, lines=6, depth=1024)
-    return made
+def _made(layer: PreparedLayer, weights: MoEWeights) -> dict[str, Made]:
+    """Each tensor of a prepared layer with the matrix and the checkpoint elements it must hold."""
+    share = cache(lambda: _share(layer, weights))
+    merged = weights.w13_scale_2 is not None and weights.w13_scale_2.ndim == 2
+    out = {}
+    for name, layout in layer.layouts.items():
+        storage, (n, k) = layer.tensors[name], layer.padded[name]
+        at: At = partial(_origin, layer, weights, name)
+        if merged and name == "w13_scale":  # gate and up scales are made one: not checkpoint bytes
+            at = lambda m, c: share()["w13_scale"][:, m, c]
+        made = Made(
+            bits(storage).reshape(storage.shape[0], -1), layout, n, k, layer.logical[name],
+            partial(_matrix, share, name), at,
+        )  # fmt: skip
+        if weights.format == "bf16" and not name.endswith("bias"):
+            made = replace(made, source=lambda: None, lines=6, depth=1024)
+        out[name] = made
+    return out
 
 
-def _share_matrix(layer: PreparedLayer, weights: MoEWeights, name: str) -> T:
-    """The rank's share that went into the layout, [E, n, k], by the reference."""
+def _matrix(share: Callable[[], dict[str, T]], name: str) -> T:
+    return share()[name]
+
+
+def _share(layer: PreparedLayer, weights: MoEWeights) -> dict[str, T]:
+    """The rank's share that went into the layouts, each [E, n, k], by the reference."""
     taken = take(weights, layer.plan, pairs=layer.row_order == "pairs")
-    if name.endswith("scale") and "w13_scale_2" in taken and taken["w13_scale_2"].ndim == 2:
+    if "w13_scale_2" in taken and taken["w13_scale_2"].ndim == 2:
         merge = impls.load("reference", "merge_global_scales")
         taken["w13_scale"], _ = merge(taken["w13_scale"], taken["w13_scale_2"])
-    matrix = bits(taken[name])
-    matrix = matrix[..., None] if matrix.ndim == 2 else matrix
-    if name.startswith("w13") and layer.row_order == "up|gate":
-        gate, up = matrix.chunk(2, dim=1)
-        matrix = torch.cat([up, gate], dim=1)
-    n, k = layer.padded[name]
-    return torch.nn.functional.pad(matrix, (0, k - matrix.shape[2], 0, n - matrix.shape[1]))
+    out = {}
+    for name in layer.layouts:
+        if name not in taken:
+            continue  # the scales of a layer that starts as bf16
+        matrix = bits(taken[name])
+        matrix = matrix[..., None] if matrix.ndim == 2 else matrix
+        if name.startswith("w13") and layer.row_order == "up|gate":
+            gate, up = matrix.chunk(2, dim=1)
+            matrix = torch.cat([up, gate], dim=1)
+        pads = [
+            want - have for want, have in zip(layer.padded[name], matrix.shape[1:], strict=True)
+        ]
+        matrix = torch.nn.functional.pad(matrix, (0, pads[1], 0, pads[0])) if any(pads) else matrix
+        out[name] = matrix
+    return out
 
 
 def _origin(layer: PreparedLayer, weights: MoEWeights, name: str, m: T, c: T) -> T:

@@ -213,7 +213,7 @@ ROUTINES: dict[str, Routine] = {
     "prepare_static_weights_for_trtllm_fp4_moe": Routine(_FI, "nvfp4", _trtllm),
     "align_fp4_moe_weights_for_fi": Routine(_FI, "nvfp4", _align(hidden=False), "either"),
     "align_fp4_moe_hidden_dim_for_fi": Routine(_FI, "nvfp4", _align(hidden=True), "either"),
-    "swizzle_mxfp4": Routine(_MX, "mxfp4", _swizzle_mxfp4),
+    "swizzle_mxfp4": Routine(_MX, "mxfp4", _swizzle_mxfp4, "either"),
     "downcast_to_mxfp": Routine("triton_kernels numerics_details/mxfp.py", "bf16", _downcast),
     "dequantize_mxfp4": Routine(_OCP, "mxfp4", _dequantize("mxfp4")),
     "dequantize_nvfp4": Routine(

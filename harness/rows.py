@@ -38,7 +38,6 @@ ABSENT = {
     "CONTENDED": "another process used the device",
     "FILTERED": "not asked for in this sweep",
     "NOT_INSTALLED": "the package is not installed",
-    "IMPOSSIBLE": "a bandwidth above what the device can copy",
 }
 CELL = (
     "hw", "model", "path", "tp_size", "tp_rank", "ep_size", "experts", "impl", "env", "size",

@@ -41,9 +41,9 @@ def ladder(cell: dict[str, Any], form: str, make: Make, impl: str) -> dict[str, 
     model = cell["model"]
     hidden, inner = sizes(model["H"], model["I"], cell["tp_size"])
     key = (
-        cell["path"]["name"], cell["hw"]["arch"], cell["tp_size"], cell["tp_rank"],
-        cell["generation"], cell["num_warps"], model["activation"], form, hidden, inner, impl, cell["impl"]["import"],
-        cell["env"]["name"],
+        *(cell[name] for name in ("tp_size", "tp_rank", "generation", "num_warps")),
+        *(cell[name]["name"] for name in ("path", "env")),
+        cell["hw"]["arch"], cell["impl"]["import"], model["activation"], form, hidden, inner, impl,
     )  # fmt: skip
     if key not in _done:
         _done[key] = _ladder(cell, form, make, impl, hidden, inner)
@@ -113,15 +113,15 @@ def written_whole(job: Job, result: Result) -> str | None:
 @contextmanager
 def _poisoned_allocations() -> Iterator[None]:
     """torch.empty and its kin are filled: the largest value of an integer type, NaN of a float."""
-    mode = torch.are_deterministic_algorithms_enabled()
+    mode = torch.get_deterministic_debug_mode()
     switch: Any = torch.utils.deterministic  # whose one attribute the stubs do not know
     fill = switch.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports inductor: 2 s
     switch.fill_uninitialized_memory = True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        torch.use_deterministic_algorithms(mode)
+        torch.set_deterministic_debug_mode(mode)
         switch.fill_uninitialized_memory = fill

@@ -18,7 +18,7 @@ from kernels.pads import BLOCK
 from kernels.weights import MoEWeights
 
 E4M3 = torch.float8_e4m3fn
-_CHUNK = 1 << 22  # random words drawn once and repeated, each repeat xored with its number: 32 MiB
+_CHUNK = 1 << 19  # random words drawn once, then repeated under another xor each time: 4 MiB
 
 
 def layer_bytes(experts: int, hidden: int, intermediate: int, gated: bool, form: str) -> int:

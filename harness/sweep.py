@@ -41,7 +41,9 @@ def main(argv: list[str]) -> int:
     start = time.perf_counter()
     planned = grid.plan(argv)
     folder = make_folder(planned, argv)
-    console = Console(stderr=False, highlight=False, soft_wrap=False)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120  # a log or a pipe has no width of its own
     say = Console(stderr=True)
     say.print(
         f"{len(planned.cells)} cells planned in {time.perf_counter() - start:.1f} s",
@@ -158,8 +160,13 @@ def run(planned: grid.Grid, say: Console) -> Iterator[rows.Row]:
             yield _too_large(cell, need, budget, ctx)
         else:
             waiting.append(cell | {"estimate": need})
-    count = max(1, min(planned.run["workers"] or os.cpu_count() or 1, len(waiting)))
-    yield from _pooled(waiting, count, budget, ctx)
+    workers = planned.run["workers"]
+    if workers == 0:
+        for cell in waiting:
+            yield execute(cell, ctx)
+    else:
+        count = max(1, min(workers or os.cpu_count() or 1, len(waiting)))
+        yield from _pooled(waiting, count, budget, ctx)
 
 
 def _budget(planned: grid.Grid) -> float:

@@ -56,10 +56,10 @@ def _table(rows: list[Mapping[str, Any]], title: str) -> Table:
         title=title, title_justify="left", title_style="bold", header_style="", pad_edge=False
     )
     tps = sorted({row["cell"]["tp_size"] for row in rows})
-    table.add_column("path")
-    table.add_column("model")
+    table.add_column("path", no_wrap=True)
+    table.add_column("model", no_wrap=True)
     for tp in tps:
-        table.add_column(f"TP {tp}")
+        table.add_column(f"TP {tp}", no_wrap=True)
     lines: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
     for row in rows:
         cell = row["cell"]
