@@ -123,7 +123,7 @@ def take(weights: MoEWeights, plan: ShardPlan, *, pairs: bool = False) -> dict[s
         "w13_scale": (rows, plan.padded_hidden // block),
         "w13_bias": (rows,),
         "w2_weight": (plan.padded_hidden, plan.padded_intermediate // per_byte),
-        "w2_scale": (plan.padded_hidden, plan.padded_intermediate // block),
+        "w2_scale": (plan.padded_hidden, -(-plan.padded_intermediate // block)),
         "w2_bias": (plan.padded_hidden,),
     }
     sources = weights.tensors()
