@@ -291,6 +291,27 @@ LAYOUTS: dict[str, Layout] = {
             source="vllm flashinfer_fp4_moe.py; cutedsl_w13 then block_scale_128x4",
             note="The row order of the weights, then the 128x4 swizzle.",
         ),
+        Layout(
+            "cutedsl_w13_interleaved",
+            "(h s g) k -> (h g s) k",
+            {"g": 2, "s": 64},
+            align=(128, 1),
+            flip=("g",),
+            consumer="FlashInfer CuteDSL gated gemm1 weights, from rows gate0, up0, gate1, ...",
+            source="vllm flashinfer_fp4_moe.py; w13_interleaved_to_w31 then gate_up_interleave_64",
+            note="Alternating rows become groups of 64 up rows and 64 gate rows, up first.",
+        ),
+        Layout(
+            "cutedsl_w13_interleaved_scale",
+            "(rn s ni g) (rk kk) -> (rn rk) (ni g s kk)",
+            {"g": 2, "s": 2, "ni": 32, "kk": 4},
+            align=(128, 4),
+            flip=("g",),
+            view="mma_6d",
+            consumer="FlashInfer CuteDSL gated gemm1 scales, from rows gate0, up0, gate1, ...",
+            source="vllm flashinfer_fp4_moe.py; cutedsl_w13_interleaved then block_scale_128x4",
+            note="The row order of the weights, then the 128x4 swizzle.",
+        ),
     )
 }
 

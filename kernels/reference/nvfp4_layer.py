@@ -45,18 +45,9 @@ def align_fp4_moe_weights_for_fi(
     `min_alignment` must be a multiple of 16, the scale block. Source: vllm flashinfer_utils.py,
     same name.
     """
-    _check_layer("align_fp4_moe_weights_for_fi", w13, w13_scale, w2, w2_scale)
-    if min_alignment < 1 or min_alignment % BLOCK:
-        raise LayoutError(
-            f"align_fp4_moe_weights_for_fi: min_alignment={min_alignment} is no multiple of 16"
-        )
-    size = w2.shape[2] * 2
-    halves = 2 if is_act_and_mul else 1
-    if w13.shape[1] != halves * size:
-        raise LayoutError(
-            f"align_fp4_moe_weights_for_fi: w13 {tuple(w13.shape)} has {w13.shape[1]} rows; w2 "
-            f"{tuple(w2.shape)} says {halves} x {size}"
-        )
+    size, halves = check_align(
+        "align_fp4_moe_weights_for_fi", w13, w13_scale, w2, w2_scale, is_act_and_mul, min_alignment
+    )
     padded = round_up(size, min_alignment)
     if padded == size:
         return w13, w13_scale, w2, w2_scale, size
@@ -80,11 +71,8 @@ def align_fp4_moe_hidden_dim_for_fi(
 
     Shapes as for `align_fp4_moe_weights_for_fi`. Source: vllm flashinfer_utils.py, same name.
     """
-    _check_layer("align_fp4_moe_hidden_dim_for_fi", w13, w13_scale, w2, w2_scale)
-    if min_alignment < 1 or min_alignment % BLOCK:
-        raise LayoutError(
-            f"align_fp4_moe_hidden_dim_for_fi: min_alignment={min_alignment} is no multiple of 16"
-        )
+    routine = "align_fp4_moe_hidden_dim_for_fi"
+    check_align(routine, w13, w13_scale, w2, w2_scale, None, min_alignment)
     size = w13.shape[2] * 2
     padded = round_up(size, min_alignment)
     if padded == size:
@@ -223,6 +211,29 @@ def enable_eplb(layer: Any) -> bool:
     """vLLM's flag on a layer; False where the layer has no such configuration."""
     parallel = getattr(getattr(layer, "moe_config", None), "moe_parallel_config", None)
     return bool(getattr(parallel, "enable_eplb", False))
+
+
+def check_align(
+    routine: str,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    is_act_and_mul: bool | None,
+    min_alignment: int,
+) -> tuple[int, int]:
+    """(intermediate size, halves of w13's rows), or LayoutError; None asks nothing of the rows."""
+    _check_layer(routine, w13, w13_scale, w2, w2_scale)
+    if min_alignment < 1 or min_alignment % BLOCK:
+        raise LayoutError(f"{routine}: min_alignment={min_alignment} is no multiple of 16")
+    size = w2.shape[2] * 2
+    halves = 2 if is_act_and_mul else 1
+    if is_act_and_mul is not None and w13.shape[1] != halves * size:
+        raise LayoutError(
+            f"{routine}: w13 {tuple(w13.shape)} has {w13.shape[1]} rows; w2 "
+            f"{tuple(w2.shape)} says {halves} x {size}"
+        )
+    return size, halves
 
 
 def _check_layer(
