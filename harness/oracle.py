@@ -126,6 +126,10 @@ def _cutedsl_w13(m: T, n: int, N: int) -> T:
     return _grouped(1 - half, row, 64)
 
 
+def _cutedsl_w13_interleaved(m: T, n: int, N: int) -> T:
+    return _grouped(1 - m % 2, m // 2, 64)
+
+
 _GFX1250: Formula = lambda m, k, n, N, K: (
     m // 128 * (128 * K) + k // 4 * 512 + m % 32 * 16 + m % 128 // 32 * 4 + k % 4
 )
@@ -162,6 +166,8 @@ TRUTHS: dict[str, Truth] = {
     "trtllm_w2_scale": Truth((128, 4), _rows_128x4(_shuffle(32))),
     "cutedsl_w13": Truth((128, 1), _rows(_cutedsl_w13)),
     "cutedsl_w13_scale": Truth((128, 4), _rows_128x4(_cutedsl_w13)),
+    "cutedsl_w13_interleaved": Truth((128, 1), _rows(_cutedsl_w13_interleaved)),
+    "cutedsl_w13_interleaved_scale": Truth((128, 4), _rows_128x4(_cutedsl_w13_interleaved)),
 }
 
 
