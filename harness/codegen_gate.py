@@ -1,0 +1,124 @@
+"""What counts as worse in a kernel's code: pure rules over two records of `codegen`.
+
+A regression (exit 1): a new spill; a global load, store or async copy whose widest or mean width a lane
+shrank; a matrix instruction or a scale-path copy that is gone, or fewer of them; shared memory or registers
+that cost a resident block; instructions above +10 %; a kernel that no longer compiles. The opposite asks
+for the baseline to be pinned again (exit 0). Records of different triton versions are not the same subject: what
+moved between them is reported as `NOT_COMPARABLE`, exit 0, unless the caller asks across versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+INSTRUCTIONS = 1.10  # more than this is a regression, less than its inverse an improvement
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """verdict: a word of harness.stats.VERDICTS; code: the exit code it calls for; what: the metric."""
+
+    verdict: str
+    code: int
+    what: str
+    sentence: str
+
+
+def compare_codegen(
+    old: Mapping[str, Any], new: Mapping[str, Any], *, across_versions: bool = False
+) -> list[Finding]:
+    """Findings of two `codegen.for_cell` results, or of two single records, worst first.
+
+    across_versions: judge different triton versions by the same rules (`compare env=`).
+    """
+    if "kernels" not in old:
+        old = {"target": old["target"], "triton": old["triton"], "kernels": {old["kernel"]: old}}
+        new = {"target": new["target"], "triton": new["triton"], "kernels": {new["kernel"]: new}}
+    found: list[Finding] = []
+    other_version = old["triton"] != new["triton"] and not across_versions
+    for name, was in old["kernels"].items():
+        where = f"{old['target']} {name}"
+        now = new["kernels"].get(name)
+        if now is None:
+            found.append(Finding("LOST", 3, name, f"{where}: no code for this kernel any more"))
+        elif "error" in was or "error" in now:
+            found += _errors(where, was, now)
+        else:
+            found += [
+                _moved(f, old["triton"], new["triton"]) if other_version else f
+                for f in _rules(where, was, now)
+            ]
+    return sorted(found, key=lambda f: (-f.code, f.verdict, f.what))
+
+
+def _moved(f: Finding, old: str, new: str) -> Finding:
+    return Finding("NOT_COMPARABLE", 0, f.what, f"{f.sentence} (triton {old} to {new})")
+
+
+def _errors(where: str, was: Record, now: Record) -> Iterator[Finding]:
+    if "error" in now and "error" not in was:
+        yield Finding("SLOWER", 1, "compile", f"{where}: no longer compiles: {now['error']}")
+    elif "error" in was and "error" not in now:
+        yield Finding("FASTER", 0, "compile", f"{where}: compiles now; pin the baseline again")
+
+
+def _rules(where: str, was: Record, now: Record) -> Iterator[Finding]:
+    """One finding for each metric that moved past its rule."""
+
+    def worse(what: str, sentence: str) -> Finding:
+        return Finding("SLOWER", 1, what, f"{where}: {sentence}")
+
+    def better(what: str, sentence: str) -> Finding:
+        return Finding("FASTER", 0, what, f"{where}: {sentence}; pin the baseline again")
+
+    a, b = was["spills"], now["spills"]
+    if b > a:
+        yield worse("spills", f"{b} spill instructions, {a} before")
+    elif b < a:
+        yield better("spills", f"{b} spill instructions, {a} before")
+    for what in ("global_loads", "global_stores", "async_copies"):
+        a_mean, b_mean = _mean(was[what]), _mean(now[what])
+        text = f"{what} by bytes a lane {_show(now[what])}, {_show(was[what])} before"
+        if not was[what] or not now[what]:
+            if what == "async_copies" and bool(was[what]) != bool(now[what]):
+                yield (worse if was[what] else better)(what, text)
+        elif max(map(int, now[what])) < max(map(int, was[what])) or b_mean < a_mean * 0.999:
+            yield worse(what, f"{text}: narrower")
+        elif b_mean > a_mean * 1.001:
+            yield better(what, f"{text}: wider")
+    for what in ("matrix", "scale_path"):
+        for name in sorted({*was[what], *now[what]}):
+            a, b = was[what].get(name, 0), now[what].get(name, 0)
+            if name == "tcgen05.st":  # the register round trip: more of it is the loss
+                a, b = -a, -b
+            text = f"{abs(b)} x {name}, {abs(a)} before"
+            if b < a:
+                yield worse(what, text)
+            elif b > a:
+                yield better(what, text)
+    a, b = was["occupancy"]["blocks"], now["occupancy"]["blocks"]
+    if a != b:
+        cause = f"limited by {now['occupancy']['limit']}"
+        text = (
+            f"{b} resident blocks, {a} before ({cause}; shared {now['shared_bytes']} bytes, "
+            f"{was['shared_bytes']} before; registers {now['registers']}, {was['registers']} before)"
+        )
+        yield (worse if b < a else better)("occupancy", text)
+    a, b = was["instructions"], now["instructions"]
+    if b > a * INSTRUCTIONS:
+        yield worse("instructions", f"{b} instructions, {a} before ({b / a - 1:+.0%})")
+    elif b * INSTRUCTIONS < a:
+        yield better("instructions", f"{b} instructions, {a} before ({b / a - 1:+.0%})")
+
+
+def _mean(widths: Mapping[str, int]) -> float:
+    """Bytes an access moves a lane, on average."""
+    count = sum(widths.values())
+    return sum(int(width) * n for width, n in widths.items()) / count if count else 0.0
+
+
+def _show(widths: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} x {width}" for width, n in widths.items()) or "none"
