@@ -32,7 +32,6 @@ from harness.envs import ROOT, Env, EnvError
 OPS: dict[str, str] = {  # op -> module:function in the child, called with the request's fields
     "hello": "harness.env_worker:hello",
     "cell": "harness.env_worker:cell",
-    "routine": "harness.vendor.table:routine_digest",
     "layouts": "harness.vendor.table:measure",
     "tensors": "harness.compare_env:tensors",
 }

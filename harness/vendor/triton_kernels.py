@@ -73,7 +73,8 @@ def layout_class(module: ModuleType, names: tuple[str, ...]) -> Any:
             return getattr(module, name)
     has = ", ".join(sorted(n for n in vars(module) if n.endswith("Layout")))
     raise NotOffered(
-        f"this triton_kernels has none of {', '.join(names)}; it has {has or 'no layouts'}"
+        f"this triton_kernels has none of {', '.join(names)}; it has {has or 'no layouts'}",
+        "NOT_INSTALLED",
     )
 
 

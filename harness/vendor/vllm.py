@@ -97,6 +97,10 @@ def call(name: str, *args: Any, **kwargs: Any) -> Any:
     try:
         return function(name)(*args, **kwargs)
     except AssertionError as error:
+        if "CUDA" in str(error):  # swizzle_blockscale ends in .cuda()
+            raise NotOffered(
+                f"vllm {name} moves its result to a GPU; it needs one", "NO_DEVICE"
+            ) from None
         raise NotOffered(f"vllm {name} refuses: {error or 'an assertion'}") from None
     except ImportError as error:
         raise NotOffered(f"vllm {name}: {error}", "NOT_INSTALLED") from None
