@@ -70,7 +70,8 @@ def nvfp4_global_scale(
         per_matrix(scales, x)
         return scales
     largest = largest_finite(x)
-    scales = (largest / (E2M1_MAX * E4M3_MAX)).clamp_(min=TINY)
+    # by a tensor: torch on CUDA divides by a Python number through its reciprocal, one ulp off
+    scales = (largest / torch.full_like(largest, E2M1_MAX * E4M3_MAX)).clamp_(min=TINY)
     return scales.masked_fill_(largest == 0, 1.0)
 
 

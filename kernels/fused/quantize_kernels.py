@@ -86,8 +86,10 @@ def _quotient(u, divisor, inverse):
 def _append(
     word, x, factor, divisor, inverse, double, half, EXACT: tl.constexpr, SAT: tl.constexpr
 ):
-    """Shift one more code into the low nibble of a word; x is fp32, its block's scale 1 / inverse."""
-    y = tl.abs(x)
+    """Shift one more code into the low nibble of a word; x is fp32, the scale 1 / inverse."""
+    one = (x.to(tl.uint32, bitcast=True) & 0x80000000) | 0x3F800000
+    sign = one.to(tl.float32, bitcast=True)
+    y = x * sign  # the magnitude, on the pipe that has room
     if EXACT:
         y = _quotient(y * factor, divisor, inverse)
         code = tl.minimum(y * 2.0 + _MAGIC, y + (_MAGIC + 2.0))
@@ -97,7 +99,6 @@ def _append(
         code = tl.minimum(code, y * half + (_MAGIC + 4.0))
     if SAT:
         code = tl.minimum(code, _MAGIC + 7.0)
-    sign = ((x.to(tl.uint32, bitcast=True) & 0x80000000) | 0x3F800000).to(tl.float32, bitcast=True)
     code = code - sign * 4.0
     return (word << 4) + code.to(tl.uint32, bitcast=True)
 

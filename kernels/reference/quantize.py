@@ -29,7 +29,6 @@ from torch.nn.functional import pad
 
 from kernels.formats import (
     E2M1_MAX,
-    E4M3_MAX,
     E4M3_NAN,
     E8M0_NAN,
     MXFP4,
@@ -196,7 +195,8 @@ def _nvfp4_blocks(
     blocks = _blocks(values, NVFP4.block)
     lost = ~blocks.isfinite().all(-1)
     blocks = blocks * inverse_global[..., None]
-    scale = encode_e4m3((blocks.abs().amax(-1) / E2M1_MAX).clamp_(max=E4M3_MAX))
+    largest = blocks.abs().amax(-1)
+    scale = encode_e4m3(largest / torch.full_like(largest, E2M1_MAX))
     byte = scale.view(torch.uint8).masked_fill_(lost, E4M3_NAN)
     divisor = scale.float()[..., None]
     codes = encode_e2m1(torch.where(divisor > 0, blocks / divisor, blocks * 0.0))
