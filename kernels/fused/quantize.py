@@ -128,8 +128,8 @@ def tile_for(rows: Rows) -> tuple[int, int, int]:
     *_, row, k = rows.strides[0]
     if row == 1 and k != 1 and rows.sizes[2] > 1:  # contiguous across rows: turned on chip
         return 64, 128, 4
-    block_k = min(TILE, triton.next_power_of_2(max(rows.length, 32)))
-    block_r = min(TILE // block_k, triton.next_power_of_2(rows.sizes[2]))
+    block_k = min(TILE, max(32, 1 << (rows.length - 1).bit_length()))
+    block_r = min(TILE // block_k, 1 << (rows.sizes[2] - 1).bit_length())
     return block_r, block_k, 4
 
 
@@ -143,24 +143,26 @@ def _launch(
     """Quantize a task's views, however many row axes they have."""
     if task.source.numel() == 0:
         return
-    none = task.scale[..., :1]  # MXFP4 has no global scale: a valid pointer that is never read
-    factor = none if inverse_global is None else inverse_global
-    tensors = (task.source, task.packed, task.scale, factor)
+    if inverse_global is None:  # MXFP4 has none: a valid pointer that is never read
+        first = task.scale[(0,) * task.scale.ndim]
+        inverse_global = first.expand(*task.source.shape[:-1], 1)
+    tensors = (task.source, task.packed, task.scale, inverse_global)
     for rows in rows_of(tensors, (1, 2, block, 0), block):
         _launch_rows(rows, block, SCALE_ROUNDING[scale_rounding], saturate, keep)
 
 
 def _launch_rows(rows: Rows, block: int, bias: int, saturate: bool, keep: bool) -> None:
     x, packed, scale, inverse_global = rows.tensors
+    x_strides, q_strides, s_strides, g_strides = rows.strides
     outer, middle, inner = rows.sizes
     block_r, block_k, warps = tile_for(rows)
-    q_strides = rows.strides[1]
-    words = rows.length % 8 == 0 and q_strides[3] == 1 and packed.data_ptr() % 4 == 0
-    words = words and all(stride % 4 == 0 for stride in q_strides[:3])
+    words = rows.length % 8 == 0 and _widens(packed, q_strides, 4)
     if words:
-        q_strides = (q_strides[0] // 4, q_strides[1] // 4, q_strides[2] // 4, 1)
-        packed = packed.as_strided((4,), (1,)).view(torch.int32)
-    k_tiles, row_tiles = triton.cdiv(rows.length, block_k), triton.cdiv(inner, block_r)
+        packed, q_strides = _widen(packed, q_strides, 4)
+    pairs = words and block == 32 and not keep and _has_paired_bf16(x) and _widens(x, x_strides, 2)
+    if pairs:
+        x, x_strides = _widen(x, x_strides, 2)
+    k_tiles, row_tiles = -(-rows.length // block_k), -(-inner // block_r)
     grid = outer * middle * row_tiles * k_tiles
     if grid >= 1 << 31:
         raise LayoutError(f"src_tensor of {grid} tiles: split it, a launch takes fewer than 2**31")
@@ -168,8 +170,31 @@ def _launch_rows(rows: Rows, block: int, bias: int, saturate: bool, keep: bool) 
         quantize_kernel[(grid,)](
             x, packed, scale, inverse_global,
             rows.length, inner, middle, k_tiles, row_tiles,
-            *reversed(rows.strides[0]), *reversed(q_strides), *reversed(rows.strides[2]),
-            *reversed(rows.strides[3][:3]),
-            BLOCK_R=block_r, BLOCK_K=block_k, BLOCK=block,
-            BIAS=bias, SATURATE=saturate, DROP_NAN=keep, WORDS=words, num_warps=warps,
+            *reversed(x_strides), *reversed(q_strides), *reversed(s_strides),
+            *reversed(g_strides[:3]),
+            BLOCK_R=block_r, BLOCK_K=block_k, BLOCK=block, BIAS=bias, SATURATE=saturate,
+            DROP_NAN=keep, WORDS=words, PAIRS=pairs, num_warps=warps,
         )  # fmt: skip
+
+
+def _has_paired_bf16(x: torch.Tensor) -> bool:
+    """Whether the target has fused bf16 pairs (PTX for sm_90 and later) and x is bf16."""
+    if x.dtype != torch.bfloat16 or x.device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(x.device)[0] >= 9 and not triton.knobs.runtime.interpret
+
+
+def _widens(first: torch.Tensor, strides: tuple[int, int, int, int], times: int) -> bool:
+    """Whether every run of `times` elements along k is one aligned 4-byte word."""
+    out, mid, row, k = strides
+    aligned = first.data_ptr() % 4 == 0 and first.storage_offset() % times == 0
+    return aligned and k == 1 and out % times == 0 and mid % times == 0 and row % times == 0
+
+
+def _widen(
+    first: torch.Tensor, strides: tuple[int, int, int, int], times: int
+) -> tuple[torch.Tensor, tuple[int, int, int, int]]:
+    """The same start and strides in 4-byte words."""
+    out, mid, row, _ = strides
+    words = first.as_strided((times,), (1,)).view(torch.int32)
+    return words, (out // times, mid // times, row // times, 1)

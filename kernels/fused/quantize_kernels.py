@@ -16,6 +16,8 @@ integer pipe, which has half as many lanes on sm_90 (64 against 128 a cycle).
 import triton
 import triton.language as tl
 
+from kernels.fused.quantize_pairs import four_words, largest_of_pairs, word_of_pairs
+
 # Fp32 numbers from 2**23 on are integers. 4 more, so that taking or adding 4 for the sign leaves
 # 2**23 + sign * 8 + code. The bits of 2**23 in a word of eight codes add up to 0xFB000000: those of
 # the first two nibbles only, as the others' are shifted out.
@@ -182,11 +184,13 @@ def quantize_kernel(
     g_row, g_mid, g_out,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr,
     BIAS: tl.constexpr, SATURATE: tl.constexpr, DROP_NAN: tl.constexpr, WORDS: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One tile. Axes are (out, mid, row, k); strides in elements. BLOCK 32 is MXFP4, 16 NVFP4.
 
     g is NVFP4's inverse global scale. WORDS: codes go out as words (q_ptr and its strides count
-    4-byte words; length a multiple of 8), else as bytes.
+    4-byte words; length a multiple of 8), else as bytes. PAIRS: x_ptr and its strides count pairs
+    of bf16, which follow each other along k.
     """
     BLOCKS: tl.constexpr = BLOCK_K // BLOCK
     TIMES: tl.constexpr = BLOCK // 8
@@ -198,21 +202,31 @@ def quantize_kernel(
     mid, out = (outer % middle).to(tl.int64), (outer // middle).to(tl.int64)
     inside = r < rows
     left = tl.minimum(length - k_tile * BLOCK_K, BLOCK_K).to(tl.int32)
-    x_ptr += out * x_out + mid * x_mid + k_tile * BLOCK_K * x_k
+    PER_LOAD: tl.constexpr = 2 if PAIRS else 1
+    x_ptr += out * x_out + mid * x_mid + k_tile * (BLOCK_K // PER_LOAD) * x_k
     s_ptr += out * s_out + mid * s_mid + k_tile * BLOCKS * s_k
     q_ptr += out * q_out + mid * q_mid
 
-    k = tl.arange(0, BLOCK_K)[None, :]
-    x = tl.load(x_ptr + r * x_row + k.to(tl.int64) * x_k, mask=inside & (k < left), other=0.0)
-    x0, x1, x2, x3, x4, x5, x6, x7 = _eight(x, BLOCK_R, BLOCK_K)
-    largest = _largest(x0, x1, x2, x3, x4, x5, x6, x7, DROP_NAN)
+    k = tl.arange(0, BLOCK_K // PER_LOAD)[None, :]
+    x = tl.load(
+        x_ptr + r * x_row + k.to(tl.int64) * x_k, mask=inside & (k < left // PER_LOAD), other=0
+    )
+    if PAIRS:
+        w0, w1, w2, w3 = four_words(x, BLOCK_R, BLOCK_K)
+        largest = largest_of_pairs(w0, w1, w2, w3)
+    else:
+        x0, x1, x2, x3, x4, x5, x6, x7 = _eight(x, BLOCK_R, BLOCK_K)
+        largest = _largest(x0, x1, x2, x3, x4, x5, x6, x7, DROP_NAN)
     largest = tl.max(tl.reshape(largest, [BLOCK_R, BLOCKS, TIMES]), axis=2)
     if BLOCK == 32:
         byte, scale = _e8m0(largest, BIAS, DROP_NAN)
         inverse = _spread(scale, BLOCK_R, BLOCKS, TIMES)
-        word = _word(
-            x0, x1, x2, x3, x4, x5, x6, x7, inverse, inverse, inverse, False, SATURATE
-        )  # fmt: skip
+        if PAIRS:
+            word = word_of_pairs(w0, w1, w2, w3, inverse, SATURATE)
+        else:
+            word = _word(
+                x0, x1, x2, x3, x4, x5, x6, x7, inverse, inverse, inverse, False, SATURATE
+            )  # fmt: skip
     else:
         factor = tl.load(g_ptr + out * g_out + mid * g_mid + r * g_row, mask=inside, other=0.0)
         byte, scale, inverse = _e4m3(largest, factor)
@@ -232,7 +246,7 @@ def quantize_kernel(
         q_ptr += k_tile * (BLOCK_K // 8)
         w = tl.arange(0, BLOCK_K // 8)[None, :]
         tl.store(
-            q_ptr + r * q_row + w, word.to(tl.int32, bitcast=True), mask=inside & (w * 8 < left)
+            q_ptr + r * q_row + w, word.to(tl.int32, bitcast=True), mask=inside & (w < left // 8)
         )
     else:
         q_ptr += k_tile * (BLOCK_K // 2) * q_k
@@ -241,7 +255,7 @@ def quantize_kernel(
         b2, b3 = high.to(tl.uint8), (high >> 8).to(tl.uint8)
         packed = tl.reshape(tl.join(tl.join(b0, b2), tl.join(b1, b3)), [BLOCK_R, BLOCK_K // 2])
         c = tl.arange(0, BLOCK_K // 2)[None, :]
-        tl.store(q_ptr + r * q_row + c.to(tl.int64) * q_k, packed, mask=inside & (c * 2 < left))
+        tl.store(q_ptr + r * q_row + c.to(tl.int64) * q_k, packed, mask=inside & (c < left // 2))
 
 
 @triton.jit
