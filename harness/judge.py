@@ -108,7 +108,7 @@ def order(prepared: PreparedLayer, weights: MoEWeights) -> str:
         fault = judge_order.misplaced(prepared, small)
     except LayoutError as error:
         fault = str(error)
-    return f"fail: {fault}" if fault else passed(small, weights, experts=weights.experts)
+    return f"fail: {fault}" if fault else passed(small, weights, "position codes")
 
 
 def _share(

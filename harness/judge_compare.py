@@ -60,12 +60,9 @@ def merge_fault(name: str, have: Tensor, want: Tensor, merged: Tensor) -> str:
     )
 
 
-def passed(small: MoEWeights, weights: MoEWeights, experts: int | None = None) -> str:
-    """pass, with what was looked at where that was not everything."""
-    seen = experts or small.experts
-    if seen == weights.experts and small.hidden == weights.hidden:
+def passed(small: MoEWeights, weights: MoEWeights, codes: str = "") -> str:
+    """pass, with what was looked at where that was not everything; codes: in place of values."""
+    seen = codes or f"{small.experts} of {weights.experts} experts"
+    if small.hidden == weights.hidden and (codes or small.experts == weights.experts):
         return "pass"
-    return (
-        f"pass ({seen} of {weights.experts} experts, hidden {small.hidden} of {weights.hidden}, "
-        "intermediate in full)"
-    )
+    return f"pass ({seen}, hidden {small.hidden} of {weights.hidden}, intermediate in full)"
