@@ -51,8 +51,9 @@ def draw(
 ) -> str:
     """SVG text of `layout` on an n x k matrix (default: `example_shape`).
 
-    standalone=False leaves out the style sheet, for a page that inlines many pictures and holds
-    `draw_svg.STYLE` itself. Raises LayoutError where the layout refuses the shape.
+    standalone=False leaves out title, style sheet and shared definitions, for a page that inlines
+    many pictures and holds `draw_svg.STYLE` and `draw_svg.DEFS` once. Raises LayoutError where the
+    layout refuses the shape.
     """
     auto_n, auto_k = example_shape(layout)
     n, k = auto_n if n is None else n, auto_k if k is None else k

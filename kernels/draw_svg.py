@@ -23,28 +23,29 @@ svg.layout{background:var(--paper)}
 svg.layout text{font:10px MONO;fill:var(--ink)}
 svg.layout .c text{text-anchor:middle;fill:#14171a}
 svg.layout .h{fill:var(--dim)}
-svg.layout .m{text-anchor:middle}
-svg.layout .e{text-anchor:end}
+svg.layout .mid{text-anchor:middle}
+svg.layout .end{text-anchor:end}
 svg.layout .s,svg.layout .t,svg.layout .n{font-family:SANS}
 svg.layout .t{font-size:18px;font-weight:650}
 svg.layout .s{font-size:13px}
 svg.layout .n{font-size:12px;fill:var(--dim)}
 svg.layout .p{font-size:12px}
 svg.layout .pad rect{fill:url(#hatch);stroke:var(--line);stroke-width:.5}
-svg.layout .box{fill:none;stroke:var(--ink);stroke-width:1.3}
+svg.layout .edge{fill:none;stroke:var(--ink);stroke-width:1.3}
 svg.layout .own{fill:none;stroke:var(--mark);stroke-width:2}
-svg.layout .walk{fill:none;stroke:var(--ink);stroke-width:1.3;stroke-opacity:.75}
-svg.layout .halo{fill:none;stroke:#fff;stroke-width:3;stroke-opacity:.4}
-svg.layout .b circle,svg.layout marker path{fill:var(--ink)}
-svg.layout .b text{fill:var(--paper);font-size:8.5px;font-weight:700;text-anchor:middle}
+svg.layout .walk{fill:none;stroke:#1b1f24;stroke-width:1.3}
+svg.layout .halo{fill:none;stroke:#fff;stroke-width:3.6;stroke-opacity:.65}
+svg.layout .b circle{fill:#1b1f24;stroke:#fff;stroke-width:1}
+svg.layout .b text{fill:#fff;font-size:8.5px;font-weight:700;text-anchor:middle}
 svg.layout .c.on rect{stroke:var(--mark);stroke-width:3}
 """.replace("MONO", _MONO).replace("SANS", _SANS)
-DARK = "{--ink:#e7eaee;--dim:#9aa4af;--paper:#14181d;--line:#56606b;--mark:#ff6fa8}"
-_DEFS = (
+DARK = "{--ink:#e7eaee;--dim:#9aa4af;--paper:#161a20;--line:#56606b;--mark:#ff6fa8}"
+DEFS = (
     '<defs><pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" '
     'patternTransform="rotate(45)"><path d="M0 0V5" stroke="#8b949e" stroke-width="1.6"/></pattern>'
     '<marker id="tip" viewBox="0 0 8 8" refX="12" refY="4" markerWidth="7" markerHeight="7" '
-    'orient="auto"><path d="M0 0 8 4 0 8z"/></marker></defs>'
+    'orient="auto"><path d="M0 0 8 4 0 8z" fill="#1b1f24" stroke="#fff" stroke-width=".6"/>'
+    "</marker></defs>"
 )
 _BIT_NAMES = ("mantissa", "exponent low bit", "exponent high bit", "sign")
 
@@ -118,7 +119,7 @@ def text(css: str, x: float, y: float, words: str) -> str:
 
 
 def render(picture: Picture, standalone: bool = True) -> str:
-    """The picture as SVG text; with its own style sheet, light and dark, if standalone."""
+    """The picture as SVG text; if standalone, with name, caption, pattern, style and DEFS."""
     cells = picture.cells
     width = max(24.0, 6.1 * max(len(_label(c)) for c in cells) + 3)
     heads = (picture.source_heads, picture.storage_heads)
@@ -133,14 +134,18 @@ def render(picture: Picture, standalone: bool = True) -> str:
     bits_width = 33 * BIT_W if picture.bits else 0
     total = max(source.right + 14, storage.right + 14, bits_width, 720)
 
-    y = 26.0
-    out = [text("t", 14, y, picture.name)]
-    pattern = picture.pattern + (f"   ({picture.sizes})" if picture.sizes else "")
-    lines = [("s", row, 19) for row in wrap(picture.caption, int((total - 28) / 6.6))]
-    lines += [("p", row, 20) for row in wrap(pattern, int((total - 28) / 7.3))]
-    for css, row, step in (*lines, ("n", picture.shape, 18)):
-        y += step
-        out.append(text(css, 14, y, row))
+    y = 26.0 if standalone else 0.0
+    out = []
+    if standalone:
+        out.append(text("t", 14, y, picture.name))
+        pattern = picture.pattern + (f"   ({picture.sizes})" if picture.sizes else "")
+        lines = [("s", row, 19) for row in wrap(picture.caption, int((total - 28) / 6.6))]
+        lines += [("p", row, 20) for row in wrap(pattern, int((total - 28) / 7.3))]
+        for css, row, step in lines:
+            y += step
+            out.append(text(css, 14, y, row))
+    y += 18
+    out.append(text("n", 14, y, picture.shape))
     y += 30
     title = f"Storage: memory order, {picture.line} elements a line"
     tops = (y + 26, y + 26 + (source.bottom + 62 if stacked else 0))
@@ -158,12 +163,12 @@ def render(picture: Picture, standalone: bool = True) -> str:
     if picture.bits:
         y = _bits(out, y + 14, picture.bits)
     dark = f"@media(prefers-color-scheme:dark){{svg.layout{DARK}}}"
-    style = f"<style>{STYLE}{dark}</style>" if standalone else ""
+    style = f"<style>{STYLE}{dark}</style>{DEFS}" if standalone else ""
     label = escape(f"{picture.name}: {picture.caption}")
     return (
         f'<svg class="layout" xmlns="http://www.w3.org/2000/svg" width="{total:.0f}" '
         f'height="{y:.0f}" viewBox="0 0 {total:.0f} {y:.0f}" role="img" aria-label="{label}">'
-        f"{style}{_DEFS}" + "\n".join(out) + "</svg>\n"
+        f"{style}" + "\n".join(out) + "</svg>\n"
     )
 
 
@@ -210,14 +215,14 @@ class Panel:
         left = min(self.cols.at.values())
         middle = (left + self.right) / 2
         out = [
-            text("h m", x + self.width / 2, top - 7, f"{col}") for col, x in self.cols.at.items()
+            text("h mid", x + self.width / 2, top - 7, f"{col}") for col, x in self.cols.at.items()
         ]
         out += [
-            text("h e", left - 8 - self.gutter, top + y + 13, heads[row])
+            text("h end", left - 8 - self.gutter, top + y + 13, heads[row])
             for row, y in self.rows.at.items()
         ]
-        out += [text("h m", middle, top + y + 4, "⋮") for y in self.rows.cuts]
-        out += [text("h m", x, top + self.bottom / 2, "⋯") for x in self.cols.cuts]
+        out += [text("h mid", middle, top + y + 4, "⋮") for y in self.rows.cuts]
+        out += [text("h mid", x, top + self.bottom / 2, "⋯") for x in self.cols.cuts]
         for cell in self.cells:
             x, y = self.place(cell)
             out.append(self._cell(cell, x, top + y, picture))
@@ -225,7 +230,7 @@ class Panel:
             for cols in self.cols.blocks:
                 x, y = self.cols.at[cols[0]], self.rows.at[rows[0]]
                 w = self.cols.at[cols[-1]] + self.width - x
-                out.append(_box("box", x, top + y, w, self.rows.at[rows[-1]] + CELL_H - y))
+                out.append(_box("edge", x, top + y, w, self.rows.at[rows[-1]] + CELL_H - y))
         first = picture.cells[0].owner
         for cell in self.cells if first else ():
             if cell.owner == first:

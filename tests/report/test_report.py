@@ -1,0 +1,250 @@
+"""Reports as text: facts, verdicts, Markdown, figures, README, the command and the gallery."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import made
+import pytest
+
+from harness import UsageError, report, rows
+from harness.report import code, evidence, facts, gallery, load, readme
+from harness.report.findings import findings
+from harness.report.trace import digits, duration, plain, size
+from kernels import catalog
+
+Run = Callable[[str], tuple[Path, Path]]
+
+
+def told(rows_: list[made.Row], planned: int = 0) -> facts.Facts:
+    manifest = {"cells": [{"cell": r["cell"]} for r in rows_]
+                + [{"cell": made.cell(path="later", seed=i)} for i in range(planned)]}  # fmt: skip
+    return facts.facts([load.build("run", rows_, 0, manifest)])
+
+
+def test_numbers_are_written_with_their_unit() -> None:
+    assert [duration(v) for v in (0.5, 12.345, 999, 3950.0, 45.7e6)] == [
+        "0.500 µs", "12.3 µs", "999 µs", "3.95 ms", "45.7 s"]  # fmt: skip
+    assert [size(v) for v in (0, 512, 2048, 72 * 2**20, 9113 * 2**20)] == [
+        "0 B", "512 B", "2.00 KiB", "72.0 MiB", "8.90 GiB"]  # fmt: skip
+    assert [digits(v) for v in (0, 1234.5, 0.01234, 20.16)] == ["0", "1234", "0.0123", "20.2"]
+
+
+def test_every_cell_is_counted_once_in_a_state() -> None:
+    mixed = made.mixed()
+    found = told(mixed, planned=7)
+    assert sum(found.states.values()) == found.total == len(mixed) + 7
+    assert found.states["missing"] == 7
+    assert found.states["failed"] == 3
+    for coverage in found.coverage:
+        counted = int(coverage.have.text) + sum(int(n.text) for _, n, _ in coverage.reasons)
+        assert counted == int(coverage.total.text) == found.total, coverage.label
+    codes = {reason for reason, _, _ in found.coverage[1].reasons}
+    assert codes == {*rows.ABSENT, "NOT_REACHED"}
+
+
+def test_a_resumed_run_counts_the_last_row_of_a_cell() -> None:
+    first, second = made.mixed()[:1], made.mixed()[:1]
+    crashed = rows.finish(json.loads(json.dumps(first[0])), "crashed", "exit code -9")
+    found = told([crashed, *second])
+    assert found.total == 1
+    assert found.states["failed"] == 0
+    assert found.runs[0].replaced == 1
+
+
+@pytest.mark.parametrize(("change", "level", "words"), [
+    ("none", "good", "have exactly the right bytes"),
+    ("wrong", "bad", "1 of 2 cells is wrong (mxfp4_triton)"),
+    ("crashed", "warn", "1 of 2 cells gave no answer"),
+    ("refused", "good", "1 of 2 cells have exactly the right bytes; 1 refused with a reason"),
+])  # fmt: skip
+def test_the_verdict_names_the_worst_first(change: str, level: str, words: str) -> None:
+    pair = [row for row in made.mixed() if row["cell"]["path"] == "mxfp4_triton"][:2]
+    if change != "none":
+        rows.finish(pair[1], change, "because")
+    found = told(pair)
+    assert found.level == level
+    assert words in plain(found.verdict)
+
+
+def test_nothing_ok_is_never_a_good_verdict() -> None:
+    pair = [rows.finish(row, "refused", "a rule") for row in made.mixed()[:2]]
+    assert told(pair).level == "bad"
+    assert plain(told([]).verdict) == "Nothing was run: there are no rows."
+
+
+def test_padding_is_a_state_of_its_own() -> None:
+    row = made.mixed()[0]
+    for layout in row["layouts"].values():
+        layout |= {"padded": layout["logical"], "pad_bytes": 0}
+    assert load.state(row) == "ok"
+    row["decisions"]["outcome"] = "padded"
+    assert load.state(row) == "padded"
+    row["decisions"].pop("outcome")
+    row["layouts"]["w13_scale"]["padded"] = [9999, 1]
+    assert load.state(row) == "padded"
+
+
+def test_pairs_compare_one_cell_on_one_device_only() -> None:
+    found = told(made.mixed())
+    pairs = evidence.pairs(found.records)
+    assert pairs
+    for pair in pairs:
+        same = {k: v for k, v in pair.after.cell.items() if k not in ("impl", "env")}
+        assert same == {k: v for k, v in pair.before.cell.items() if k not in ("impl", "env")}
+        assert pair.before.get("time.device") == pair.after.get("time.device")
+        assert pair.same_bytes is True
+    other = json.loads(json.dumps(made.mixed()))
+    for row in other:
+        if row["cell"]["impl"] != "fused" and row["time"]:
+            row["time"]["device"] = "NVIDIA H100"
+    assert evidence.pairs(told(other).records) == []
+
+
+def test_other_digests_are_said_and_shown() -> None:
+    mixed = made.mixed()
+    mixed[0]["digests"]["w13_weight"] = "sha256:0"
+    found = told(mixed)
+    told_ = [plain(f.text) for f in findings(found, evidence.pairs(found.records), [])]
+    assert any("have other digests for mxfp4_triton" in text for text in told_)
+
+
+def test_a_slope_is_the_exponent() -> None:
+    series = []
+    for experts in (8, 16, 64):
+        row = made.ok(made.random.Random(0), experts=experts)
+        row["time"]["median_us"] = 3.0 * experts**1.25
+        series.append(row)
+    (slope,) = evidence.slopes(told(series).records)
+    assert slope.exponent == pytest.approx(1.25)
+    assert any("grows faster" in plain(f.text) for f in findings(told(series), [], [slope]))
+
+
+def test_code_columns_are_targets_with_versions_in_order() -> None:
+    table = code.table(told(made.mixed()).records)
+    assert table.columns == (("gfx950", "3.6.0"), ("gfx950", "3.10.0"), ("h200", "3.4.0"),
+                             ("h200", "3.6.0"), ("h200", "3.9.1"))  # fmt: skip
+    moved = {m.name for m in table.metrics if m.changed}
+    assert moved == {"instructions", "global_load_bytes"}
+    assert {m.name for m in table.metrics} >= {"spills", "registers", "wgmma"}
+
+
+def test_hostile_text_cannot_leave_its_place(run: Run) -> None:
+    page = run("hostile")[1]
+    html = page.read_text()
+    assert html.count("<script") == 2
+    assert html.count("</script>") == 2
+    assert "<img" not in html
+    block = html.split('id="data">', 1)[1].split("</script>", 1)[0]
+    assert not set("<>&") & set(block)
+    assert made.HOSTILE in json.loads(block)["pool"]
+    markdown = (page.parent / "report.md").read_text()
+    assert "<script" not in markdown
+    assert "<img" not in markdown
+    for line in markdown.splitlines():
+        if line.startswith("| mxfp4_triton |"):
+            assert len(re.findall(r"(?<!\\)\|", line)) == 4  # path, model and one square
+
+
+@pytest.mark.parametrize("name", ["mixed", "empty", "interrupted", "unmeasured", "many"])
+def test_markdown_says_what_the_page_says(run: Run, name: str) -> None:
+    folder, page = run(name)
+    text = (page.parent / "report.md").read_text()
+    assert len(text) < 300_000
+    found = facts.facts([load.load(folder)])
+    assert plain(found.verdict).split("(")[0] in text
+    lines = text.splitlines()
+    for i, line in enumerate(lines):
+        if line.startswith("|---"):  # a table is one block whose lines have as many cells
+            end = next(
+                (j for j in range(i, len(lines)) if not lines[j].startswith("|")), len(lines)
+            )
+            bars = {len(re.findall(r"(?<!\\)\|", row)) for row in lines[i - 1 : end]}
+            assert len(bars) == 1, lines[i - 1]
+
+
+def test_several_runs_make_one_report(tmp_path: Path) -> None:
+    one = made.write(tmp_path / "one", made.mixed()[:5])
+    two = made.write(tmp_path / "two", made.unmeasured())
+    loose = tmp_path / "rows.jsonl"
+    loose.write_text((two / "rows.jsonl").read_text())
+    page = report.write_report([one, two, loose], tmp_path / "out", with_figures=False)
+    block = page.read_text().split('id="data">', 1)[1].split("</script>", 1)[0]
+    data = json.loads(block)
+    assert data["runs"] == ["one", "two", "rows"]
+    assert len(data["rows"]) == 5 + 5 + 5
+    assert {row[0] for row in data["rows"]} == {0, 1, 2}
+
+
+def test_figures_are_drawn_light_dark_and_png_and_do_not_change(tmp_path: Path) -> None:
+    folder = made.write(tmp_path / "run", made.mixed()[:9])
+    written = []
+    for out in ("a", "b"):
+        report.write_report([folder], tmp_path / out, with_figures=True)
+        files = sorted((tmp_path / out / "figures").iterdir())
+        written.append({path.name: path.read_bytes() for path in files})
+    assert written[0] == written[1]
+    names = {"states", "before_after", "copy_fraction", "experts"}
+    assert set(written[0]) == {f"{n}{s}" for n in names for s in (".svg", "-dark.svg", ".png")}
+    for name, content in written[0].items():
+        if name.endswith(".svg"):
+            ElementTree.fromstring(content)
+            assert len(content) < 600_000
+    assert written[0]["states.svg"] != written[0]["states-dark.svg"]
+
+
+def test_the_command_writes_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made.write(tmp_path / "run", made.unmeasured())
+    assert report.main([f"run={folder}", f"out={tmp_path / 'out'}", "figures=false"]) == 0
+    assert capsys.readouterr().out == f"report: {tmp_path / 'out' / 'index.html'}\n"
+    for argv in (["runs=x"], ["run="], ["run=x", "what"], ["layout"], ["run=x", "figures=no"]):
+        with pytest.raises(UsageError):
+            report.main(argv)
+
+
+def test_readme_is_rewritten_from_rows_and_checked(tmp_path: Path) -> None:
+    results, text = tmp_path / "results", "# x\n<!-- table:h200 -->\nold\n<!-- /table -->\nend\n"
+    made.write(results / "h200", made.mixed())
+    options = {"readme": str(tmp_path / "README.md"), "results": str(results),
+               "reports": str(tmp_path / "reports"), "check": "true"}  # fmt: skip
+    Path(options["readme"]).write_text(text)
+    assert readme.main(options) == 1
+    assert Path(options["readme"]).read_text() == text
+    assert readme.main(options | {"check": "false"}) == 0
+    assert readme.main(options) == 0
+    new = Path(options["readme"]).read_text()
+    assert new.startswith("# x\n<!-- table:h200 -->\n| routine or path |")
+    assert new.endswith("<!-- /table -->\nend\n")
+    assert "old" not in new
+    assert "| `mxfp4_triton` | deepseek_r1_nvfp4, TP1, 128 experts | " in new
+    Path(options["readme"]).write_text("no markers")
+    with pytest.raises(UsageError, match="has no"):
+        readme.main(options)
+
+
+def test_the_repository_readme_agrees_with_its_rows() -> None:
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "README.md").read_text() if (root / "README.md").is_file() else ""
+    if "<!-- table:" not in text:
+        pytest.skip("README has no table made from rows yet")
+    assert readme.rewritten(text, root / "results", Path("reports")) == text
+
+
+def test_the_gallery_shows_the_whole_catalog_and_stays_small() -> None:
+    html = gallery.render(catalog.LAYOUTS)
+    assert len(html.encode()) < 3_000_000
+    for name, layout in catalog.LAYOUTS.items():
+        assert f'<article id="{name}"' in html
+        assert all(alias in html for alias in layout.aliases)
+    assert html.count('<svg class="layout"') > 20
+    assert gallery.group_of("block_scale_128x4") == gallery.group_of("trtllm_w13_scale")
+
+
+def test_the_published_gallery_is_of_this_catalog() -> None:
+    published = Path(__file__).resolve().parents[2] / "reports" / "layouts" / "index.html"
+    fresh = gallery.render(catalog.LAYOUTS)
+    assert published.read_text() == fresh, "run: python -m harness report layouts"
