@@ -25,7 +25,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness import UsageError, grid, rows, table
+from harness import UsageError, grid, report, rows, table
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE_BYTES = 400 << 20  # a worker with torch loaded, before its first cell
@@ -62,6 +62,10 @@ def main(argv: list[str]) -> int:
     order = {cell["key"]: n for n, cell in enumerate(planned.cells)}
     done.sort(key=lambda row: order[key_of(row["cell"])])
     table.show(done, console)
+    try:
+        console.print(f"report: {report.of_run(folder)}", soft_wrap=True)
+    except Exception as error:  # the rows are what counts, and they are written
+        say.print(f"no report: {type(error).__name__}: {error}", highlight=False, markup=False)
     console.print(f"{time.perf_counter() - start:.0f} s in all")
     console.print(f"run: {folder}", soft_wrap=True)
     return rows.exit_code(done, len(planned.cells))

@@ -61,6 +61,12 @@ def write_report(
     return index
 
 
+def of_run(folder: Path) -> Path:
+    """The report of a run that has just ended: reports/<run>/, or beside rows kept elsewhere."""
+    usual = folder.parent == rows.results_root()
+    return write_report([folder], Path("reports") / folder.name if usual else folder / "report")
+
+
 def command(loaded: Sequence[Run]) -> str:
     """The commands that made the runs, from their manifests, where they say so."""
     given = [run.manifest.get("overrides") for run in loaded]
