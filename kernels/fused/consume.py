@@ -36,6 +36,7 @@ SCALE_TILE = {
     "trtllm_w13_scale": "block_scale_128x4",
     "trtllm_w2_scale": "block_scale_128x4",
     "cutedsl_w13_scale": "block_scale_128x4",
+    "cutedsl_w13_interleaved_scale": "block_scale_128x4",
 }
 _KERNELS = {
     "scaled_matmul_kernel": "kernels.fused.consume_kernels",
@@ -129,6 +130,15 @@ def row_table(layout: Layout, n: int) -> Table:
     )
 
 
+def walked(scale: Layout) -> Layout:
+    """A scale layout as a matmul that walks the weight in storage order sees it: rows where they are."""
+    if scale.name in SCALE_TILE:
+        return LAYOUTS[SCALE_TILE[scale.name]]
+    if scale.name != "strided" and scale.storage_axes[1] == scale.source_axes[1]:
+        return replace(LAYOUTS["strided"], align=scale.align)
+    return scale
+
+
 def matmul_launch(
     value: Layout,
     scale: Layout,
@@ -155,7 +165,7 @@ def matmul_launch(
     if k % group:
         raise LayoutError(f"matmul of K={k}: no whole number of {group}-element scale groups")
     bm, bn, bk = blocks
-    scale = LAYOUTS[SCALE_TILE.get(scale.name, scale.name)] if scale.name in SCALE_TILE else scale
+    scale = walked(scale)
     s_rows, s_row = _rows(scale, n, k // group, bn, bk // group)
     s_tile = tile(scale, bn, bk // group)
     grid_m = -(-m // bm)
