@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import UsageError, pytest_bench, rows
-from harness.gate_rules import CLASSES
+from harness.gate_rules import CLASSES, PROSE
 
 # The fields of a row that each class reads.
 FIELDS = {
@@ -71,6 +71,11 @@ def trim(row: Mapping[str, Any], classes: Iterable[str]) -> rows.Row:
     for name in ("checks", "digests", "layouts", "decisions", *rows.EVIDENCE):
         if name in keep and row.get(name):
             out[name] = row[name]
+    if "checks" in out:  # the verdicts; how far a check looked is for the run's own reader
+        out["checks"] = {name: str(v).split(" ", 1)[0].rstrip(":") for name, v
+                         in out["checks"].items()}
+    if "decisions" in out:
+        out["decisions"] = {k: v for k, v in out["decisions"].items() if k not in PROSE}
     made = row.get("provenance", {})
     return out | {"provenance": {k: made[k] for k in PROVENANCE if made.get(k)}}
 

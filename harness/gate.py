@@ -27,6 +27,7 @@ from harness.gate_rules import CLASSES, Finding, Limits, compare, exit_code
 ROOT = Path(__file__).resolve().parent.parent
 BASELINES = Path("results") / "baselines"
 AXES = (*rows.CELL, "generation", "num_warps", "ep_rank")
+EVIDENCE = {"memory": "memory", "time": "time", "codegen": "codegen"}  # class -> field of a row
 COMMANDS: dict[str, str] = {"ab": "harness.ab", "selftest": "harness.selftest"}
 
 
@@ -115,9 +116,8 @@ def verdict(old: Sequence[rows.Row], new: Sequence[rows.Row], findings: Sequence
         return 3, f"gate: nothing to compare (exit 3): {side}"
     if not any(r["status"] == "ok" for r in new) and code != 2:
         return 3, f"gate: nothing was verified (exit 3): none of the run's {len(new)} cells is ok"
-    fields_of = {"memory": "memory", "time": "time", "codegen": "codegen"}
     empty = [kind for kind, n in compared.items()
-             if n == 0 and any(r.get(fields_of.get(kind, "status")) for r in old)]
+             if n == 0 and any(r.get(EVIDENCE.get(kind, "status")) for r in old)]
     if empty and code in (0, 1):
         why = next((f"; {f.sentence}" for f in findings if f.verdict == "NOT_COMPARABLE"), "")
         return 3, (f"gate: nothing to compare (exit 3) in class {', '.join(empty)}{why}; "
@@ -143,6 +143,8 @@ def accept(given: Mapping[str, str]) -> int:
     path, run = baseline_path(given["baseline"]), given.get("run", "latest")
     new = only(baseline.load_run(run), given)
     classes = chosen(given.get("classes"))
+    if "classes" not in given:  # a class without evidence would fail every later gate
+        classes = tuple(c for c in classes if any(r.get(EVIDENCE.get(c, "status")) for r in new))
     if path.is_file():
         findings, compared = compare(baseline.load(path)[1], new, limits(given), classes)
         code = exit_code(findings)

@@ -58,6 +58,8 @@ def table(findings: Sequence[Finding], limit: int = 40) -> Table:
 def show(findings: Sequence[Finding], line: str, console: Console | None = None) -> None:
     """Print the table, if there is anything to list, then the sentence."""
     console = console or Console()
+    if not console.is_terminal:  # a log has no width; 80 columns would fold every sentence
+        console.width = max(console.width, 150)
     if any(f.verdict not in QUIET for f in findings):
         console.print(table(findings))
     console.print(escape(line), soft_wrap=True, highlight=False)
@@ -81,7 +83,8 @@ def markdown(findings: Sequence[Finding], line: str, header: Mapping[str, Any]) 
                   for f in listed]
         bad = [f for f in listed if f.code]
         if bad:
-            lines += ["", "To repeat the first:", "", "```", repro(bad[0].cell), "```"]
+            again = bad[0].repro or repro(bad[0].cell)
+            lines += ["", "To repeat the first:", "", "```", again, "```"]
     counts = Counter(f.verdict for f in findings)
     if counts:
         lines += ["", ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items()))]
@@ -111,7 +114,7 @@ def junit(findings: Sequence[Finding], cells: Iterable[Mapping[str, Any]],
             node = ET.SubElement(case, "failure", type=bad[0].verdict,
                                  message=_xml(bad[0].sentence))
             node.text = _xml("\n".join(f"{f.kind} {f.verdict}: {f.sentence}" for f in bad)
-                             + f"\n{repro(cell)}")
+                             + f"\n{bad[0].repro or repro(cell)}")
         elif open_:
             skipped += 1
             ET.SubElement(case, "skipped", message=_xml(open_[0].sentence))

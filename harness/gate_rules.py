@@ -46,6 +46,7 @@ class Finding:
     what: str
     sentence: str
     size: float = 0.0
+    repro: str = ""  # where the cell alone does not say it
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -87,8 +88,9 @@ def exact(old: Row, new: Row) -> list[Finding]:
     """Digests, layouts (strides and padding too) and decisions of two rows that are both ok."""
     cell, out = dict(new["cell"]), []
     for name, was, now in differences(old.get("digests", {}), new.get("digests", {})):
+        how = "" if "absent" in (was, now) else "the bytes differ, "
         out.append(Finding("exact", "CHANGED", 2, cell, f"digests.{name}",
-                           f"{name}: the bytes differ, {_digest(was)} is now {_digest(now)}", 2))
+                           f"{name}: {how}{_digest(was)} is now {_digest(now)}", 2))
     for part in ("layouts", "decisions"):
         for path, was, now in differences(old.get(part, {}), new.get(part, {})):
             if part == "decisions" and path.split(".")[0] in PROSE:

@@ -108,7 +108,8 @@ def _warm_up(fn: Callable[[], Any], p: Plan, device: torch.device) -> None:
 def _graph(fn: Callable[[], Any], calls: int, device: torch.device) -> torch.cuda.CUDAGraph | None:
     """`calls` calls of fn as one graph, or None where fn cannot be captured (it waits, say)."""
     try:
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
+        side = stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             fn()
