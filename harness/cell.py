@@ -180,7 +180,7 @@ def _evidence(cell: dict[str, Any], row: rows.Row, result: Result) -> None:
         ("codegen", "codegen", (cell,)), ("bound", "bound", (cell, layouts, shapes)),
     ):  # fmt: skip
         found = _for_cell(module)
-        if found is not None:
+        if found is not None and cell.get(field, True) is not False:
             row[field] = found(*arguments)
         if row[field] is not None:
             row.pop(f"{field}_absent", None)

@@ -94,6 +94,7 @@ class Config(TypedDict, total=False):
     generation: Literal["3.5", "3.8"]
     num_warps: Literal[4, 8]
     judge: bool
+    codegen: bool
     run_id: str | None
     out: str
     workers: int | None
