@@ -29,12 +29,15 @@ def rows_kernel(
     UNITS: tl.constexpr, VECTOR: tl.constexpr, PADDED: tl.constexpr, FILL: tl.constexpr,
     WIDE: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """Whole runs change places: UNITS vectors of the storage, each with its source found by division."""
+    """Whole runs change places: UNITS vectors of the storage, each with its source found by division.
+
+    All sizes and strides count vectors.
+    """
     pid = tl.program_id(0)
     matrix = (pid // blocks).to(tl.int64)
     unit = (pid % blocks) * UNITS + tl.arange(0, UNITS)
     run = unit // per_run
-    c = (unit - run * per_run) * VECTOR
+    c = unit - run * per_run
     p = tl.zeros_like(run) + BASE[0]
     h = tl.zeros_like(run) + BASE[1]
     for d in tl.static_range(len(SIZES)):
@@ -48,8 +51,9 @@ def rows_kernel(
     if WIDE:
         p, h, c, unit = p.to(tl.int64), h.to(tl.int64), c.to(tl.int64), unit.to(tl.int64)
     lane = tl.arange(0, VECTOR)[None, :]
-    there = storage + matrix * storage_stride + (unit * VECTOR)[:, None] + lane
-    here = source + matrix * strides[0] + (p * strides[1] + h * strides[2] + c * strides[3])[:, None] + lane
+    there = storage + matrix * storage_stride * VECTOR + (unit * VECTOR)[:, None] + lane
+    at = (p * strides[1] + h * strides[2] + c * strides[3]) * VECTOR
+    here = source + matrix * strides[0] * VECTOR + at[:, None] + lane
     inside = unit < count
     known = inside & (h < valid[0]) & (c < valid[1]) if PADDED else inside
     if BACK:
@@ -64,12 +68,18 @@ def tile_kernel(
     GRID_DIMS: tl.constexpr, GRID_MULTS: tl.constexpr, BASE: tl.constexpr,
     IN_UNITS: tl.constexpr, IN_VECTOR: tl.constexpr, IN_SIZES: tl.constexpr, IN_DIMS: tl.constexpr,
     IN_MULTS: tl.constexpr, OUT_UNITS: tl.constexpr, OUT_VECTOR: tl.constexpr, OUT_SIZES: tl.constexpr,
-    OUT_STRIDES: tl.constexpr, EDGES: tl.constexpr, SHAPE: tl.constexpr, PERM: tl.constexpr,
-    BACK_SHAPE: tl.constexpr, BACK_PERM: tl.constexpr, WORD: tl.constexpr,
-    BITS: tl.constexpr, PADDED: tl.constexpr, OVERHANG: tl.constexpr, FILL: tl.constexpr,
-    WIDE: tl.constexpr, BACK: tl.constexpr,
+    OUT_STRIDES: tl.constexpr, EDGES: tl.constexpr,
+    SHAPE: tl.constexpr, PERM: tl.constexpr, BACK_SHAPE: tl.constexpr, BACK_PERM: tl.constexpr,
+    WORD_SHAPE: tl.constexpr, WORD_PERM: tl.constexpr, WORD_BACK_SHAPE: tl.constexpr,
+    WORD_BACK_PERM: tl.constexpr, MEET: tl.constexpr, MOVES: tl.constexpr, BITS: tl.constexpr,
+    PADDED: tl.constexpr, OVERHANG: tl.constexpr, FILL: tl.constexpr, WIDE: tl.constexpr,
+    WORD: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
-    """One tile: source order in, PERM over its digits, storage order out; or BACK."""
+    """One tile: source order in, its digits permuted, storage order out; or BACK.
+
+    Row, part and matrix strides count source vectors, storage steps stored ones, so that the compiler
+    sees the alignment of every access.
+    """
     left = tl.program_id(0)
     p, h, c = left * 0 + BASE[0], left * 0 + BASE[1], left * 0 + BASE[2]
     at = left.to(tl.int64) * 0
@@ -86,9 +96,10 @@ def tile_kernel(
     matrix = left.to(tl.int64)
     # A layout that permutes bits stores whole 32-bit words, also where it gathers single bytes.
     STORED: tl.constexpr = 4 if len(BITS) > 0 and WORD == 1 else 1
-    storage += (matrix * storage_stride + at) // STORED
-    source += matrix * strides[0] + p.to(tl.int64) * strides[1]
-    source += h.to(tl.int64) * strides[2] + c.to(tl.int64) * strides[3]
+    LANES: tl.constexpr = OUT_VECTOR // STORED
+    storage += (matrix * storage_stride + at) * LANES
+    source += (matrix * strides[0] + p.to(tl.int64) * strides[1] + h.to(tl.int64) * strides[2]) * IN_VECTOR
+    source += c.to(tl.int64) * strides[3]
 
     unit = tl.arange(0, IN_UNITS)
     ps, hs, cs = tl.zeros_like(unit), tl.zeros_like(unit), tl.zeros_like(unit)
@@ -106,7 +117,7 @@ def tile_kernel(
         known = ((h + hs < valid[0]) & (c + cs < valid[1]))[:, None]
     if WIDE:
         ps, hs, cs = ps.to(tl.int64), hs.to(tl.int64), cs.to(tl.int64)
-    here = source + (ps * strides[1] + hs * strides[2] + cs * strides[3])[:, None]
+    here = source + ((ps * strides[1] + hs * strides[2]) * IN_VECTOR + cs * strides[3])[:, None]
     here += tl.arange(0, IN_VECTOR)[None, :]
 
     unit = tl.arange(0, OUT_UNITS)
@@ -118,36 +129,101 @@ def tile_kernel(
                 inside &= (h + digit < padded[0])[:, None]
             else:
                 inside &= (c + digit < padded[1])[:, None]
-    outs_in = tl.zeros_like(unit)
+    to = tl.zeros_like(unit)
     if WIDE:
-        outs_in = outs_in.to(tl.int64)
+        to = to.to(tl.int64)
     for d in tl.static_range(len(OUT_SIZES)):
         digit = unit % OUT_SIZES[d]
         unit = unit // OUT_SIZES[d]
-        outs_in += digit * (row_out if OUT_STRIDES[d] == -1 else OUT_STRIDES[d])
-    there = storage + (outs_in // STORED)[:, None] + tl.arange(0, OUT_VECTOR // STORED)[None, :]
+        to += digit * (row_out if OUT_STRIDES[d] == -1 else OUT_STRIDES[d])
+    there = storage + (to * LANES)[:, None] + tl.arange(0, LANES)[None, :]
+
     if BACK:
         y = tl.load(there, mask=inside, other=0)
         if len(BITS) > 0:
             y = _move_bits(y, BITS, True)
             if WORD == 1:
                 y = _bytes_of(y, OUT_UNITS, OUT_VECTOR)
-        y = tl.reshape(y, BACK_SHAPE)
-        y = tl.permute(
-            y, BACK_PERM[0], BACK_PERM[1], BACK_PERM[2], BACK_PERM[3],
-            BACK_PERM[4], BACK_PERM[5], BACK_PERM[6], BACK_PERM[7],
-        )  # fmt: skip
+        if MEET > 1:
+            y = _transpose_bytes(_permute(y, WORD_BACK_SHAPE, WORD_BACK_PERM), MEET, MOVES, True)
+        y = _permute(y, BACK_SHAPE, BACK_PERM)
         tl.store(here, tl.reshape(y, (IN_UNITS, IN_VECTOR)), mask=known)
     else:
-        x = tl.load(here, mask=known, other=FILL)
-        x = tl.reshape(x, SHAPE)
-        x = tl.permute(x, PERM[0], PERM[1], PERM[2], PERM[3], PERM[4], PERM[5], PERM[6], PERM[7])
+        x = _permute(tl.load(here, mask=known, other=FILL), SHAPE, PERM)
+        if MEET > 1:
+            x = _permute(_transpose_bytes(x, MEET, MOVES, False), WORD_SHAPE, WORD_PERM)
         x = tl.reshape(x, (OUT_UNITS, OUT_VECTOR))
         if len(BITS) > 0:
             if WORD == 1:
                 x = _words_of(x, OUT_UNITS, OUT_VECTOR)
             x = _move_bits(x, BITS, False)
         tl.store(there, x, mask=inside)
+
+
+@triton.jit
+def _permute(x, SHAPE: tl.constexpr, PERM: tl.constexpr):
+    """The tile by its digits, in another order."""
+    x = tl.reshape(x, SHAPE)
+    return tl.permute(x, PERM[0], PERM[1], PERM[2], PERM[3], PERM[4], PERM[5], PERM[6], PERM[7])
+
+
+@triton.jit
+def _transpose_bytes(x, MEET: tl.constexpr, MOVES: tl.constexpr, BACK: tl.constexpr):
+    """[..., MEET] words of MEET bytes (the last axes of x, flat) -> byte i of word j is byte j of word i.
+
+    MOVES happen in between, where word i holds byte i of MEET stored words: before the transposition on
+    the way to storage, after it on the way back.
+    """
+    if MEET == 2:
+        a, b = tl.split(tl.reshape(x.to(tl.uint16, bitcast=True), (x.numel // 2, 2)))
+        y = tl.join((a & 0xFF) | (b << 8), (a >> 8) | (b & 0xFF00))
+    else:
+        x = x.to(tl.uint32, bitcast=True)
+        even, odd = tl.split(tl.reshape(x, (x.numel // 4, 2, 2)))
+        w0, w2 = tl.split(even)
+        w1, w3 = tl.split(odd)
+        if len(MOVES) > 0 and not BACK:
+            w0, w1, w2, w3 = _move_in_bytes(w0, w1, w2, w3, MOVES, False)
+        a = (w0 & 0x00FF00FF) | ((w1 << 8) & 0xFF00FF00)
+        b = ((w0 >> 8) & 0x00FF00FF) | (w1 & 0xFF00FF00)
+        c = (w2 & 0x00FF00FF) | ((w3 << 8) & 0xFF00FF00)
+        d = ((w2 >> 8) & 0x00FF00FF) | (w3 & 0xFF00FF00)
+        w0, w1 = (a & 0xFFFF) | (c << 16), (b & 0xFFFF) | (d << 16)
+        w2, w3 = (a >> 16) | (c & 0xFFFF0000), (b >> 16) | (d & 0xFFFF0000)
+        if len(MOVES) > 0 and BACK:
+            w0, w1, w2, w3 = _move_in_bytes(w0, w1, w2, w3, MOVES, True)
+        y = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    return y
+
+
+@triton.jit
+def _move_in_bytes(w0, w1, w2, w3, MOVES: tl.constexpr, BACK: tl.constexpr):
+    """Bits between and inside the bytes of four words at a time; each move is one shift and one mask."""
+    v0, v1, v2, v3 = tl.zeros_like(w0), tl.zeros_like(w0), tl.zeros_like(w0), tl.zeros_like(w0)
+    for i in tl.static_range(len(MOVES) // 4):
+        byte = MOVES[4 * i + 1] if not BACK else MOVES[4 * i]
+        w = w0 if byte == 0 else (w1 if byte == 1 else (w2 if byte == 2 else w3))
+        moved = _move(w, MOVES[4 * i + 2], MOVES[4 * i + 3], BACK)
+        to = MOVES[4 * i] if not BACK else MOVES[4 * i + 1]
+        if to == 0:
+            v0 |= moved
+        elif to == 1:
+            v1 |= moved
+        elif to == 2:
+            v2 |= moved
+        else:
+            v3 |= moved
+    return v0, v1, v2, v3
+
+
+@triton.jit
+def _move(x, DISTANCE: tl.constexpr, MASK: tl.constexpr, BACK: tl.constexpr):
+    """The bits of x that arrive at MASK when moved up by DISTANCE (down if negative); or those back."""
+    if BACK:
+        x = x & MASK
+        return x >> DISTANCE if DISTANCE > 0 else x << -DISTANCE
+    x = x << DISTANCE if DISTANCE > 0 else x >> -DISTANCE
+    return x & MASK
 
 
 @triton.jit
@@ -170,16 +246,11 @@ def _bytes_of(x, UNITS: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def _move_bits(x, BITS: tl.constexpr, BACK: tl.constexpr):
-    """Each (distance, mask) of BITS: those bits move up by distance (down if negative), or back."""
+    """Each (distance, mask) of BITS moves its bits of every word, or moves them back."""
     x = x.to(tl.uint32, bitcast=True)
     y = tl.zeros_like(x)
     for i in tl.static_range(len(BITS) // 2):
-        if BACK:
-            moved = x & BITS[2 * i + 1]
-            y |= moved >> BITS[2 * i] if BITS[2 * i] > 0 else moved << -BITS[2 * i]
-        else:
-            moved = x << BITS[2 * i] if BITS[2 * i] > 0 else x >> -BITS[2 * i]
-            y |= moved & BITS[2 * i + 1]
+        y |= _move(x, BITS[2 * i], BITS[2 * i + 1], BACK)
     return y
 
 
