@@ -208,8 +208,9 @@ def quantize_kernel(
     q_ptr += out * q_out + mid * q_mid
 
     k = tl.arange(0, BLOCK_K // PER_LOAD)[None, :]
+    fill: tl.constexpr = float("nan") if DROP_NAN else 0
     x = tl.load(
-        x_ptr + r * x_row + k.to(tl.int64) * x_k, mask=inside & (k < left // PER_LOAD), other=0
+        x_ptr + r * x_row + k.to(tl.int64) * x_k, mask=inside & (k < left // PER_LOAD), other=fill
     )
     if PAIRS:
         w0, w1, w2, w3 = four_words(x, BLOCK_R, BLOCK_K)

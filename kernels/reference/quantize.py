@@ -166,7 +166,7 @@ def _mxfp4_blocks(
     values: torch.Tensor, scale_rounding: str, nonfinite: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One piece [..., L] -> uint8 codes [..., L] and e8m0 bytes [..., ceil(L/32)]."""
-    blocks = _blocks(values, MXFP4.block)
+    blocks = _blocks(values, MXFP4.block, torch.nan if nonfinite == "vllm" else 0.0)
     magnitude = blocks.abs()
     if nonfinite == "vllm":
         nothing_but_nan = magnitude.isnan().all(-1)
@@ -204,11 +204,11 @@ def _nvfp4_blocks(
     return codes.flatten(-2)[..., : values.shape[-1]], byte
 
 
-def _blocks(values: torch.Tensor, block: int) -> torch.Tensor:
-    """[..., L] of any float -> fp32 [..., blocks, block]; a short last block ends in zeros."""
+def _blocks(values: torch.Tensor, block: int, fill: float = 0.0) -> torch.Tensor:
+    """[..., L] of any float -> fp32 [..., blocks, block]; a short last block ends in `fill`."""
     length = values.shape[-1]
     blocks = -(-length // block)
-    whole = pad(values.float(), (0, blocks * block - length))
+    whole = pad(values.float(), (0, blocks * block - length), value=fill)
     return whole.reshape(*values.shape[:-1], blocks, block)
 
 
