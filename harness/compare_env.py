@@ -84,7 +84,7 @@ def run(argv: Sequence[str], axis: str, left: str, right: str) -> list[Pair]:
     points = [point for point in sides[left] if point in sides[right]]
     with ThreadPoolExecutor(2) as pool:
         turns = [
-            pool.submit(lambda side=side: [_apart(sides[side][p]) for p in points])
+            pool.submit(list, map(_apart, (sides[side][p] for p in points)))
             for side in (left, right)
         ]
         a, b = (turn.result() for turn in turns)
@@ -156,7 +156,7 @@ def tensors(cell: dict[str, Any], path: str) -> dict[str, list[Any]]:
     from harness.share import routine_job
 
     torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is then 0xFF, not chance
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     make = layer_job if cell["path"]["kind"] == "layer" else routine_job
     weights = source.load(cell, cells.wanted_format(cell))
     result = make(cell, weights, cell["impl"]["name"]).run()

@@ -72,7 +72,8 @@ class Worker:
             raise EnvError(
                 f"env {self.env.name} is not built ({pins}); run: env sync env={self.env.name}"
             )
-        path = [str(ROOT), *self.extra_path, *self.env.path()]
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        path = [str(ROOT), *self.extra_path, *self.env.path(), *filter(None, given)]
         environ = dict(os.environ, PYTHONPATH=os.pathsep.join(path), HARNESS_ENV=self.env.name)
         self._stderr = tempfile.TemporaryFile()
         self.started += 1
@@ -157,18 +158,18 @@ class Worker:
         self.process = self._stderr = None
 
 
-_workers: dict[tuple[str, str, bool], Worker] = {}
+_workers: dict[tuple[str, str, str], Worker] = {}  # env, interpreter, whose code
 KEPT = 6  # workers a process holds at once: about 350 MB each; the longest unused one ends
 
 
 def is_apart(cell: dict[str, Any]) -> bool:
     """Whether a cell needs a process of its own: other versions, or code that is not this
     project's."""
-    return (
-        cell["env"]["name"] != "current"
-        or bool(cell["env"].get("python"))
-        or (cell["impl"]["kind"] != "own")
-    )
+    return cell["env"]["name"] != "current" or bool(cell["env"].get("python")) or not _own(cell)
+
+
+def _own(cell: dict[str, Any]) -> bool:
+    return bool(cell["impl"]["kind"] == "own" and not cell["impl"].get("import"))
 
 
 def execute(cell: dict[str, Any], ctx: dict[str, Any], timeout: float | None = None) -> rows.Row:
@@ -177,11 +178,11 @@ def execute(cell: dict[str, Any], ctx: dict[str, Any], timeout: float | None = N
     start = time.perf_counter()
     row = rows.new_row(cell["cell"])
     row["repro"], row["provenance"] = cell.get("repro", ""), dict(ctx.get("provenance", {}))
-    own = cell["impl"]["kind"] == "own"
+    impl = "own" if _own(cell) else cell["impl"]["name"]
     try:
         env = envs.load(cell["env"]["name"], cell["env"].get("python"))
-        key = (env.name, env.python, own)
-        worker = _workers.pop(key, None) or Worker(env, () if own else (str(Path.cwd()),))
+        key = (env.name, env.python, impl)
+        worker = _workers.pop(key, None) or Worker(env, () if impl == "own" else (str(Path.cwd()),))
         _workers[key] = worker
         while len(_workers) > KEPT:
             _workers.pop(next(iter(_workers))).close()

@@ -15,7 +15,7 @@ sweep makes rows of it.
 
 from __future__ import annotations
 
-import fnmatch
+import fcntl
 import json
 import os
 import shutil
@@ -156,9 +156,12 @@ def sync(env: Env, say: Any = print) -> float:
     """Downloads and unpacks what the cache lacks; seconds spent. EnvError names the wheel that
     failed."""
     start = time.monotonic()
-    for package in env.missing():
-        say(f"{env.name}: {package.pin}")
-        _install(package, env)
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / ".lock").open("w") as held:  # of two at once, one downloads and one waits
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for package in env.missing():
+            say(f"{env.name}: {package.pin}")
+            _install(package, env)
     if env.packages:
         marker = cache_dir() / "synced" / f"{env.name}.{env.tag}.json"
         marker.parent.mkdir(parents=True, exist_ok=True)
@@ -196,12 +199,12 @@ def _install(package: Package, env: Env) -> None:
             raise EnvError(f"env {env.name}: {package.pin}: {error}") from None
         for wheel in sorted(wheels.glob("*.whl")):
             unpack(wheel, site, package.take)
-        if not folder.is_dir():  # another process may have been first
-            site.rename(folder)
+        site.rename(folder)
 
 
 def unpack(wheel: Path, site: Path, take: Iterable[tuple[str, str]] = ()) -> None:
-    """A wheel's importable files; with `take`, only the .py files of those folders, renamed."""
+    """A wheel's importable files; with `take`, only Python files and METADATA of those folders,
+    renamed."""
     take = sorted(take, key=lambda pair: -len(pair[0]))  # the longest folder that matches wins
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
@@ -215,7 +218,7 @@ def unpack(wheel: Path, site: Path, take: Iterable[tuple[str, str]] = ()) -> Non
                     break
             else:
                 name = "" if take else name
-            if not name or member.is_dir() or (take and not fnmatch.fnmatch(name, "*.py")):
+            if not name or member.is_dir() or (take and not name.endswith((".py", "/METADATA"))):
                 continue
             path = site / name
             path.parent.mkdir(parents=True, exist_ok=True)

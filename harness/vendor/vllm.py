@@ -38,6 +38,8 @@ BARE = (
     "vllm.model_executor.layers.quantization",
     UTILS,
 )
+# Imported for its custom ops where the platform is CUDA; no function here uses them.
+COMPILED = ("_C_stable_libtorch",)
 HOME: dict[str, str] = {  # routine -> module of vLLM that holds it
     "reorder_w1w3_to_w3w1": "flashinfer_fp4_moe",
     "reorder_w13_to_w31_for_flashinfer_cutedsl": "flashinfer_fp4_moe",
@@ -68,6 +70,9 @@ def enter() -> None:
         module.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
         module.__file__ = str(root / "__init__.py")
         sys.modules[name] = module
+    for name in COMPILED:
+        if not any(root.glob(f"{name}*.so")):
+            sys.modules[f"vllm.{name}"] = types.ModuleType(f"vllm.{name}")
 
 
 def function(name: str) -> Callable[..., Any]:
