@@ -42,7 +42,7 @@ def write_report(
     told = facts.facts(loaded)
     pairs, slopes = evidence.pairs(told.records), evidence.slopes(told.records)
     sides, metrics = evidence.targets(told.records), code.table(told.records)
-    found = findings.findings(told, pairs, slopes)
+    found = findings.findings(told, pairs, slopes, sides)
     title = title or ", ".join(run.name for run in loaded)
     commands = command(loaded)
     out = Path(out)
@@ -51,7 +51,7 @@ def write_report(
     if with_figures or (with_figures is None and any(r.row.get("time") for r in told.records)):
         from harness.report import figures
 
-        drawn = figures.write(told, pairs, slopes, out / "figures")
+        drawn = figures.write(told, pairs, slopes, sides, out / "figures")
     data = page.packed(told, pairs, slopes, sides, metrics)
     html = page.render(told, title, found, data, commands)
     text = markdown.render(told, title, found, pairs, slopes, sides, metrics, drawn, commands)

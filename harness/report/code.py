@@ -1,8 +1,8 @@
 """Code metrics as one table: a line per kernel and metric, a column per target and triton version.
 
-`codegen` of a row may nest: its numbers are taken as they are, under their dotted names; text and
-lists stay in the cell's detail. Lines are kept apart by the row's path, and a cell of the table is
-one number of one row: the first of its column that has the metric.
+Lines are kept apart by the row's path, the kernel's role and the layouts it reads, since other
+layouts are other code; a cell of the table is one number of one row, the first of its column that
+has the metric. Metrics that nest (loads by width) are named by their whole path.
 """
 
 from __future__ import annotations
@@ -44,6 +44,20 @@ def numbers(value: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
         yield prefix, value
 
 
+def _parts(path: str) -> tuple[str, str]:
+    """'kernels.w13.global_loads.16' -> ('w13', 'global_loads 16')."""
+    keys = path.split(".")
+    if keys[0] == "kernels" and len(keys) > 2:
+        keys = keys[1:]
+    return (keys[0], " ".join(keys[1:])) if len(keys) > 1 else ("", keys[0])
+
+
+def _reads(record: Record, role: str) -> str:
+    """' (value + scale layout)' of the tensors that a kernel of this role reads."""
+    names = [record.get(f"layouts.{role}_{kind}.name") for kind in ("weight", "scale")]
+    return f" ({' + '.join(map(str, filter(None, names)))})" if any(names) else ""
+
+
 def version_key(text: str) -> tuple[tuple[int, ...], str]:
     head = text.split("+")[0]
     return tuple(int(p) for p in head.split(".") if p.isdigit()), text
@@ -62,8 +76,8 @@ def table(records: Sequence[Record]) -> CodeTable:
         column = (str(record.cell["hw"]), triton)
         columns.add(column)
         for path, value in numbers(codegen):
-            scope, _, name = path.rpartition(".")
-            line = (f"{record.cell['path']} {scope}".strip(), name)
+            scope, name = _parts(path)
+            line = (f"{record.cell['path']} {scope}{_reads(record, scope)}", name)
             found.setdefault(line, {}).setdefault(column, (record, f"codegen.{path}", value))
     ordered = sorted(columns, key=lambda c: (c[0], version_key(c[1])))
     metrics = [

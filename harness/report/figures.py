@@ -38,6 +38,7 @@ SHADES = {
     "refused": "#6f5a9a", "padded": "#1f66b0", "ok": "#14795a",
 }  # fmt: skip
 HATCHES = {"wrong": "xxx", "failed": "///", "refused": "...", "padded": "\\\\\\"}
+TARGET_HATCHES = ("", "///", "...", "xxx")
 INK, PAPER, GRID = "#1b1f24", "#ffffff", "#e3e6e9"
 # The dark page's colour for each of the light page's: the same drawing, repainted as text.
 DARK = {
@@ -60,6 +61,7 @@ def write(
     facts: Facts,
     pairs: Sequence[evidence.Pair],
     slopes: Sequence[evidence.Slope],
+    sides: Sequence[evidence.Side],
     out: Path,
 ) -> list[tuple[str, str]]:
     """Writes what the rows allow under `out`; returns (name, description) of each figure."""
@@ -76,6 +78,9 @@ def write(
         drawn.append(("copy_fraction", text, lambda: copy_fraction(timed)))
     if slopes:
         drawn.append(("experts", "Time against expert count", lambda: experts(slopes)))
+    if sides:
+        text = "What padding adds to the stored bytes, by target and TP size"
+        drawn.append(("targets", text, lambda: targets(sides)))
     out.mkdir(parents=True, exist_ok=True)
     paint = dict.fromkeys(INKED, INK) | dict.fromkeys(PAPERED, PAPER) | dict.fromkeys(GRIDDED, GRID)
     for name, _, draw in drawn:
@@ -115,7 +120,7 @@ def _time_axis(axis: Any) -> None:
 
 def _clip(text: str, most: int = 58) -> str:
     # A label is data: no mathtext, and only characters that the font has.
-    text = re.sub(r"[^ -~\u00a1-\u017f\u2026·]", "?", text).replace("$", r"\$")
+    text = re.sub(r"[^ -~\n\u00a1-\u017f\u2026·]", "?", text).replace("$", r"\$")
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -126,7 +131,7 @@ def _dot(axis: Any, record: Record, y: float, label: str | None = None) -> None:
         axis.plot([time["q1_us"], time["q3_us"]], [y, y], lw=3.2, alpha=0.45, color=shade)
     hollow = impl == "reference"
     axis.plot(time["median_us"], y, mark(impl)[0], color=shade, label=label, ls="none",
-              markerfacecolor="none" if hollow else shade)  # fmt: skip
+              markerfacecolor=PAPER if hollow else shade)  # fmt: skip
 
 
 def before_after(pairs: Sequence[evidence.Pair]) -> Figure:
@@ -151,8 +156,12 @@ def before_after(pairs: Sequence[evidence.Pair]) -> Figure:
     _time_axis(left)
     left.margins(x=0.12)
     left.set_xlabel("median time")
-    right.set_xlabel("memory beyond the input, MiB")
-    right.set_xscale("symlog", linthresh=1)
+    right.set_xlabel("extra memory")
+    right.set_xscale("symlog", linthresh=1, linscale=0.6)
+    right.set_xlim(left=-0.3)
+    powers = (0, 2**5, 2**10, 2**15)
+    right.set_xticks(powers, ["0", "32 MiB", "1 GiB", "32 GiB"], fontsize=7)
+    right.xaxis.set_minor_locator(NullLocator())
     devices = sorted({str(p.after.get("time.device")) for p in pairs})
     figure.suptitle(
         f"Before and after, {', '.join(devices)}", x=0.01, ha="left", weight="bold", size=10
@@ -209,8 +218,11 @@ def experts(slopes: Sequence[evidence.Slope]) -> Figure:
         axis.yaxis.set_minor_formatter(NullFormatter())
         axis.xaxis.set_minor_locator(NullLocator())
         axis.grid(True, axis="both")
-        axis.set_title(_clip(label, 44), fontsize=8, weight="normal")
-        axis.legend(title="slope", title_fontsize=7, fontsize=7)
+        axis.set_title(_clip(label.replace(" · ", "\n", 1), 70), fontsize=8, weight="normal")
+        low, high = axis.get_ylim()
+        axis.set_ylim(low, high * (high / low) ** 0.6)  # room for the legend above the lines
+        axis.legend(title="slope", title_fontsize=7, fontsize=7, loc="upper left", ncols=2,
+                    handlelength=1, columnspacing=1)  # fmt: skip
     figure.supxlabel("experts", size=9)
     figure.supylabel("median, µs", size=9)
     return figure
@@ -239,3 +251,42 @@ def states(facts: Facts) -> Figure:
     axis.set_title("What was established")
     figure.legend(loc="outside lower center", ncols=7)
     return figure
+
+
+def targets(sides: Sequence[evidence.Side]) -> Figure:
+    """Panels of what padding adds to the stored bytes, a group of bars per TP size."""
+    panels: dict[str, list[evidence.Side]] = {}
+    for side in sides:
+        panels.setdefault(f"{side.path} · {side.model}", []).append(side)
+    shown = dict(list(panels.items())[:9])
+    hws = sorted({hw for side in sides for hw in side.by})
+    shades = dict(zip(hws, [m[1] for m in (*MARKS.values(), OTHER)] * len(hws), strict=False))
+    columns = min(3, len(shown))
+    lines = -(-len(shown) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(WIDTH, 0.9 + 1.7 * lines), squeeze=False)
+    for axis in axes.flat[len(shown) :]:
+        axis.set_visible(False)
+    for axis, (label, found) in zip(axes.flat, shown.items(), strict=False):
+        tps = sorted({side.tp_size for side in found})
+        width = 0.8 / len(hws)
+        for i, hw in enumerate(hws):
+            grown = {s.tp_size: _grown(s.by[hw]) for s in found if hw in s.by}
+            xs = [tps.index(tp) + (i - (len(hws) - 1) / 2) * width for tp in grown]
+            axis.bar(xs, list(grown.values()), width=width * 0.92, color=shades[hw], label=hw,
+                     hatch=TARGET_HATCHES[i % 4], edgecolor=PAPER, linewidth=0)  # fmt: skip
+        axis.set_xticks(range(len(tps)), [f"TP{tp}" for tp in tps])
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} %"))
+        axis.margins(y=0.2)
+        axis.grid(True, axis="y")
+        axis.grid(False, axis="x")
+        axis.set_title(_clip(label.replace(" · ", "\n", 1), 70), fontsize=8, weight="normal")
+    handles, names = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=6)
+    title = "What padding adds to the stored bytes"
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=10)
+    return figure
+
+
+def _grown(record: Record) -> float:
+    """Percent that a prepared layer is larger than its share of the checkpoint."""
+    return 100 * (float(record.get("decisions.bytes_ratio") or 1) - 1)

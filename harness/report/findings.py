@@ -29,12 +29,16 @@ class Finding:
 
 
 def findings(
-    facts: Facts, pairs: Sequence[evidence.Pair], slopes: Sequence[evidence.Slope]
+    facts: Facts,
+    pairs: Sequence[evidence.Pair],
+    slopes: Sequence[evidence.Slope],
+    sides: Sequence[evidence.Side],
 ) -> list[Finding]:
     """See the module's page."""
     every = [
         *_wrong(facts), *_disagree(facts), *_failed(facts), *_speed(facts), *_gains(pairs),
         *_memory(facts), *_padding(facts), *_slopes(slopes),
+        *_targets(sides),
     ]  # fmt: skip
     return sorted(every, key=lambda f: list(LEVELS).index(f.level))
 
@@ -155,6 +159,26 @@ def _padding(facts: Facts) -> Iterator[Finding]:
         text = say("Most padding for its size: {} of {} on {} carries {} of padding.", name,
                    evidence.label(record), str(record.cell["hw"]), pad_bytes)  # fmt: skip
         yield Finding("note", text, {"path": str(record.cell["path"])})
+
+
+def _targets(sides: Sequence[evidence.Side]) -> Iterator[Finding]:
+    """Which layout each target takes at which TP size, where targets differ."""
+    taken: dict[tuple[str, str], dict[str, dict[str, set[int]]]] = {}
+    for side in sides:
+        for hw, record in side.by.items():
+            for tensor, made in (record.row.get("layouts") or {}).items():
+                by_hw = taken.setdefault((side.path, tensor), {}).setdefault(hw, {})
+                by_hw.setdefault(str(made.get("name")), set()).add(side.tp_size)
+    for (path, tensor), by_target in sorted(taken.items()):
+        if len({str(sorted(layouts)) for layouts in by_target.values()}) < 2:
+            continue
+        told = []
+        for hw, layouts in sorted(by_target.items()):
+            by_first = sorted(layouts.items(), key=lambda item: min(item[1]))
+            each = [f"{name} at TP {', '.join(map(str, sorted(tps)))}" for name, tps in by_first]
+            told.append(f"{hw} {' and '.join(each)}")
+        text = say("{} of {}: {}.", tensor, path, "; ".join(told))
+        yield Finding("note", text, {"path": path})
 
 
 def _slopes(slopes: Sequence[evidence.Slope]) -> Iterator[Finding]:

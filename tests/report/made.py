@@ -115,10 +115,11 @@ def bad(
 
 def with_code(row: Row, triton: str, wider: bool) -> Row:
     row["provenance"] = {**row["provenance"], "triton": triton}
-    row["codegen"] = {
-        "swizzle_kernel": {"instructions": 1059 if wider else 5454, "spills": 0, "registers": 96,
-                           "global_load_bytes": 16 if wider else 4, "matrix": {"wgmma": 8}},
+    kernel = {
+        "kernel": "scaled_matmul_kernel", "instructions": 1059 if wider else 5454, "spills": 0,
+        "registers": 96, "global_loads": {"16": 8} if wider else {"4": 32}, "matrix": {"wgmma": 8},
     }  # fmt: skip
+    row["codegen"] = {"target": "sm90", "triton": triton, "kernels": {"w13": kernel}}
     row["codegen_absent"] = None
     return row
 

@@ -109,7 +109,7 @@ def test_other_digests_are_said_and_shown() -> None:
     mixed = made.mixed()
     mixed[0]["digests"]["w13_weight"] = "sha256:0"
     found = told(mixed)
-    told_ = [plain(f.text) for f in findings(found, evidence.pairs(found.records), [])]
+    told_ = [plain(f.text) for f in findings(found, evidence.pairs(found.records), [], [])]
     assert any("have other digests for mxfp4_triton" in text for text in told_)
 
 
@@ -121,7 +121,16 @@ def test_a_slope_is_the_exponent() -> None:
         series.append(row)
     (slope,) = evidence.slopes(told(series).records)
     assert slope.exponent == pytest.approx(1.25)
-    assert any("grows faster" in plain(f.text) for f in findings(told(series), [], [slope]))
+    assert any("grows faster" in plain(f.text) for f in findings(told(series), [], [slope], []))
+
+
+def test_layouts_that_differ_by_target_and_tp_are_a_finding() -> None:
+    found = told(made.mixed())
+    sides = evidence.targets(found.records)
+    texts = [plain(f.text) for f in findings(found, [], [], sides)]
+    (scale,) = [text for text in texts if text.startswith("w13_scale of mxfp4_triton: ")]
+    assert "gfx950 cdna4_scale at TP 1, 2 and strided at TP 4, 8" in scale
+    assert "h200 hopper_scale_w8 at TP 1, 4, 8" in scale
 
 
 def test_code_columns_are_targets_with_versions_in_order() -> None:
@@ -129,8 +138,11 @@ def test_code_columns_are_targets_with_versions_in_order() -> None:
     assert table.columns == (("gfx950", "3.6.0"), ("gfx950", "3.10.0"), ("h200", "3.4.0"),
                              ("h200", "3.6.0"), ("h200", "3.9.1"))  # fmt: skip
     moved = {m.name for m in table.metrics if m.changed}
-    assert moved == {"instructions", "global_load_bytes"}
-    assert {m.name for m in table.metrics} >= {"spills", "registers", "wgmma"}
+    assert moved == {"instructions"}
+    names = {m.name for m in table.metrics}
+    assert names >= {"spills", "registers", "matrix wgmma", "global_loads 4", "global_loads 16"}
+    kernels = {m.kernel for m in table.metrics}
+    assert "mxfp4_triton w13 (hopper_value_v3 + hopper_scale_w8)" in kernels
 
 
 def test_hostile_text_cannot_leave_its_place(run: Run) -> None:
@@ -181,14 +193,14 @@ def test_several_runs_make_one_report(tmp_path: Path) -> None:
 
 
 def test_figures_are_drawn_light_dark_and_png_and_do_not_change(tmp_path: Path) -> None:
-    folder = made.write(tmp_path / "run", made.mixed()[:9])
+    folder = made.write(tmp_path / "run", made.mixed()[:9] + made.unmeasured())
     written = []
     for out in ("a", "b"):
         report.write_report([folder], tmp_path / out, with_figures=True)
         files = sorted((tmp_path / out / "figures").iterdir())
         written.append({path.name: path.read_bytes() for path in files})
     assert written[0] == written[1]
-    names = {"states", "before_after", "copy_fraction", "experts"}
+    names = {"states", "before_after", "copy_fraction", "experts", "targets"}
     assert set(written[0]) == {f"{n}{s}" for n in names for s in (".svg", "-dark.svg", ".png")}
     for name, content in written[0].items():
         if name.endswith(".svg"):

@@ -7,9 +7,9 @@ function value(row, path, key, v) {
   if (Array.isArray(v) && v.every((x) => typeof x === "number")) return v.flatMap((x, i) => [i ? " x " : "", num(String(x), source(row, `${path}.${i}`))]);
   return typeof v === "object" ? JSON.stringify(v) : String(v);
 }
-const pairs2 = (row, path, object) => el("dl", { cls: "kv" }, Object.entries(object).flatMap(([k, v]) => (v && typeof v === "object" && !Array.isArray(v)
-  ? Object.entries(v).flatMap(([k2, v2]) => [el("dt", {}, `${k}.${k2}`), el("dd", {}, value(row, `${path}.${k}.${k2}`, k2, v2))])
-  : [el("dt", {}, k), el("dd", {}, value(row, `${path}.${k}`, k, v))])));
+const leaves = (object, path) => Object.entries(object).flatMap(([k, v]) => (v && typeof v === "object" && !Array.isArray(v) ? leaves(v, [...path, k]) : [[[...path, k], v]]));
+const pairs2 = (row, path, object) => el("dl", { cls: "kv" }, leaves(object, []).flatMap(([keys, v]) =>
+  [el("dt", {}, keys.join(" ")), el("dd", {}, value(row, [path, ...keys].join("."), keys[keys.length - 1], v))]));
 const part = (title, ...body) => el("section", {}, el("h3", {}, title), ...body);
 function detail(rows) {
   const box = $("detail");

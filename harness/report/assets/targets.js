@@ -19,7 +19,7 @@ function sides() {
       l.pad_bytes ? el("span", { cls: "pad" }, " + ", value(row, `layouts.${k}.pad_bytes`, "pad_bytes", l.pad_bytes), " padding") : ""));
     const m = field(row, "memory");
     const b = field(row, "bound");
-    return [el("td", { cls: differs ? "l diff" : "l" }, glyph(row.state), STATES[row.state].name === "ok" || STATES[row.state].name === "padded" ? el("ul", {}, layouts) : `${STATES[row.state].name}: ${why(row)}`),
+    return [el("td", { cls: differs ? "l diff" : "l" }, glyph(row.state), STATES[row.state].name === "ok" || STATES[row.state].name === "padded" ? [el("ul", {}, layouts), because(row)] : `${STATES[row.state].name}: ${why(row)}`),
       el("td", { cls: "r" }, m && m.output_bytes !== undefined ? numbered(row, "memory.output_bytes", m.output_bytes, bytes) : absent(row, "memory")),
       el("td", { cls: "r" }, row.time ? median(row) : b && b.floor_us ? ["at least ", numbered(row, "bound.floor_us", b.floor_us, duration)] : absent(row, "time"))];
   };
@@ -27,8 +27,14 @@ function sides() {
     el("tr", {}, only.flatMap(() => ["layouts and padding", "result", "time, or bound"].map((t) => el("th", {}, t)))));
   const limit = allSides ? rows.length : 40;
   const body = el("tbody", {}, rows.slice(0, limit).map((t) => el("tr", {}, el("td", {}, t[0]), el("td", {}, t[1]), el("td", { cls: "r" }, String(t[2])), el("td", { cls: "r" }, String(t[3])), only.flatMap((hw) => cell(t, hw)))));
-  $("sides").replaceChildren(el("div", { cls: "opts" }, "Targets:", boxes, el("span", { cls: "none" }, "A bar at a cell's left: the targets take different layouts.")), el("div", { cls: "scroll" }, el("table", {}, head, body)),
+  $("sides").replaceChildren(el("div", { cls: "opts" }, "Targets:", boxes, el("span", { cls: "none" }, "A bar at a cell's left: the targets take different layouts.")), el("div", { cls: "scroll" }, el("table", { cls: "tight" }, head, body)),
     rows.length > limit ? el("button", { type: "button", on: { click: () => { allSides = true; sides(); } } }, `Show all ${rows.length}`) : "");
+}
+
+function because(row) {
+  const d = field(row, "decisions") || {};
+  const told = [d.reason, d.source && `rule: ${d.source}`].filter(Boolean).join("; ");
+  return told ? el("p", { cls: "because" }, told) : null;
 }
 
 let allMetrics = false;
@@ -56,9 +62,10 @@ function metrics() {
     }
     return el("td", { cls: "heat", style }, num(write(m[1], v), source(row, path)), delta);
   };
-  const head = el("thead", {}, el("tr", {}, el("th", { rowspan: 2 }, "kernel"), el("th", { rowspan: 2 }, "metric"), targets.map(([hw, n]) => el("th", { colspan: n }, hw))), el("tr", {}, columns.map(([, t]) => el("th", { cls: "r" }, `triton ${t}`))));
+  const head = el("thead", {}, el("tr", {}, el("th", { rowspan: 2 }, "metric"), targets.map(([hw, n]) => el("th", { colspan: n }, hw))), el("tr", {}, columns.map(([, t]) => el("th", { cls: "r" }, `triton ${t}`))));
   const limit = 200;
-  const body = el("tbody", {}, shown.slice(0, limit).map((m) => el("tr", {}, el("td", {}, el("div", { cls: "clip", title: m[0] }, m[0])), el("td", {}, m[1]), columns.map((_, i) => heat(m, i)))));
+  const body = el("tbody", {}, shown.slice(0, limit).map((m, j) => [j && shown[j - 1][0] === m[0] ? null : el("tr", {}, el("th", { cls: "kernel", colspan: columns.length + 1 }, m[0])),
+    el("tr", {}, el("td", {}, m[1]), columns.map((_, i) => heat(m, i)))]));
   $("metrics").replaceChildren(el("div", { cls: "opts" }, several ? el("label", {}, el("input", { type: "checkbox", checked: allMetrics, on: { change: (e) => { allMetrics = e.target.checked; metrics(); } } }), " also what did not change") : "",
     el("span", { cls: "none" }, `${shown.length} of ${every.length} metrics${shown.length > limit ? `, the first ${limit} drawn` : ""}. ▲ more, ▼ less than the target's oldest version.`)),
   shown.length ? el("div", { cls: "scroll" }, el("table", {}, head, body)) : el("p", { cls: "none" }, "No metric changed between versions."));
