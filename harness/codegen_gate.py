@@ -1,10 +1,11 @@
 """What counts as worse in a kernel's code: pure rules over two records of `codegen`.
 
-A regression (exit 1): a new spill; a global load, store or async copy whose widest or mean width a lane
-shrank; a matrix instruction or a scale-path copy that is gone, or fewer of them; shared memory or registers
-that cost a resident block; instructions above +10 %; a kernel that no longer compiles. The opposite asks
-for the baseline to be pinned again (exit 0). Records of different triton versions are not the same subject: what
-moved between them is reported as `NOT_COMPARABLE`, exit 0, unless the caller asks across versions.
+A regression (exit 1): a new spill; global reads or writes whose widest or mean width a lane shrank;
+asynchronous copies gone; a matrix instruction or a scale-path copy gone, or fewer of them; shared
+memory or registers that cost a resident block; instructions above +10 %; a kernel that no longer
+compiles. The opposite asks for the baseline to be pinned again (exit 0). Records of different triton
+versions are not the same subject: what moved between them is reported as `NOT_COMPARABLE`, exit 0,
+unless the caller asks across versions.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# Loads that go to registers and copies that go to shared memory are one traffic: a compiler that moves a
+# load from one kind to the other has made nothing narrower.
+ACCESSES = {"global reads": ("global_loads", "async_copies"), "global writes": ("global_stores",)}
 INSTRUCTIONS = 1.10  # more than this is a regression, less than its inverse an improvement
 Record = Mapping[str, Any]
 
@@ -76,25 +80,27 @@ def _rules(where: str, was: Record, now: Record) -> Iterator[Finding]:
 
     a, b = was["spills"], now["spills"]
     if b > a:
-        yield worse("spills", f"{b} spill instructions, {a} before")
+        yield worse("spills", f"{b} spill instructions (was {a})")
     elif b < a:
-        yield better("spills", f"{b} spill instructions, {a} before")
-    for what in ("global_loads", "global_stores", "async_copies"):
-        a_mean, b_mean = _mean(was[what]), _mean(now[what])
-        text = f"{what} by bytes a lane {_show(now[what])}, {_show(was[what])} before"
-        if not was[what] or not now[what]:
-            if what == "async_copies" and bool(was[what]) != bool(now[what]):
-                yield (worse if was[what] else better)(what, text)
-        elif max(map(int, now[what])) < max(map(int, was[what])) or b_mean < a_mean * 0.999:
-            yield worse(what, f"{text}: narrower")
-        elif b_mean > a_mean * 1.001:
-            yield better(what, f"{text}: wider")
+        yield better("spills", f"{b} spill instructions (was {a})")
+    for what, fields in ACCESSES.items():
+        before, after = _merged(was, fields), _merged(now, fields)
+        text = f"{what} by bytes a lane: {_show(after)} (was {_show(before)})"
+        if not before or not after:
+            continue
+        if max(after) < max(before) or _mean(after) < _mean(before) * 0.999:
+            yield worse(what, f"{text}, narrower")
+        elif _mean(after) > _mean(before) * 1.001:
+            yield better(what, f"{text}, wider")
+    a, b = sum(was["async_copies"].values()), sum(now["async_copies"].values())
+    if bool(a) != bool(b):
+        yield (worse if a else better)("async copies", f"{b} asynchronous copies (was {a})")
     for what in ("matrix", "scale_path"):
         for name in sorted({*was[what], *now[what]}):
             a, b = was[what].get(name, 0), now[what].get(name, 0)
             if name == "tcgen05.st":  # the register round trip: more of it is the loss
                 a, b = -a, -b
-            text = f"{abs(b)} x {name}, {abs(a)} before"
+            text = f"{abs(b)} x {name} (was {abs(a)})"
             if b < a:
                 yield worse(what, text)
             elif b > a:
@@ -103,22 +109,30 @@ def _rules(where: str, was: Record, now: Record) -> Iterator[Finding]:
     if a != b:
         cause = f"limited by {now['occupancy']['limit']}"
         text = (
-            f"{b} resident blocks, {a} before ({cause}; shared {now['shared_bytes']} bytes, "
-            f"{was['shared_bytes']} before; registers {now['registers']}, {was['registers']} before)"
+            f"{b} resident blocks (was {a}), {cause}; shared memory {now['shared_bytes']} bytes "
+            f"(was {was['shared_bytes']}), registers {now['registers']} (was {was['registers']})"
         )
         yield (worse if b < a else better)("occupancy", text)
     a, b = was["instructions"], now["instructions"]
     if b > a * INSTRUCTIONS:
-        yield worse("instructions", f"{b} instructions, {a} before ({b / a - 1:+.0%})")
+        yield worse("instructions", f"{b} instructions (was {a}), {b / a - 1:+.0%}")
     elif b * INSTRUCTIONS < a:
-        yield better("instructions", f"{b} instructions, {a} before ({b / a - 1:+.0%})")
+        yield better("instructions", f"{b} instructions (was {a}), {b / a - 1:+.0%}")
 
 
-def _mean(widths: Mapping[str, int]) -> float:
+def _merged(record: Record, fields: tuple[str, ...]) -> dict[int, int]:
+    """Counts by width of several kinds of access together."""
+    out: dict[int, int] = {}
+    for name in fields:
+        for width, count in record[name].items():
+            out[int(width)] = out.get(int(width), 0) + count
+    return dict(sorted(out.items()))
+
+
+def _mean(widths: Mapping[int, int]) -> float:
     """Bytes an access moves a lane, on average."""
-    count = sum(widths.values())
-    return sum(int(width) * n for width, n in widths.items()) / count if count else 0.0
+    return sum(width * n for width, n in widths.items()) / sum(widths.values())
 
 
-def _show(widths: Mapping[str, int]) -> str:
+def _show(widths: Mapping[int, int]) -> str:
     return ", ".join(f"{n} x {width}" for width, n in widths.items()) or "none"

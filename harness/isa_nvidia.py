@@ -67,6 +67,8 @@ def parse_ptx(text: str) -> dict[str, Any]:
     for name in _PTX.findall(text):
         if name.startswith(("wgmma.mma_async", "mma.sync", "tcgen05.mma")):
             kind = ".".join(_KIND.findall(name))
+            if name.startswith("tcgen05"):  # triton 3.6's scale_vec::2X is 3.9's block32: kind says it
+                kind = kind.replace(".scale_vec::2X", "")
             head = re.match(r"wgmma|mma|tcgen05\.mma", name)
             matrix[f"{head.group() if head else name} {kind}".strip()] += 1
         elif name.startswith("tcgen05.cp"):
