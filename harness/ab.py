@@ -6,6 +6,7 @@ this harness. A case that looks slower (or faster) is measured in a second, inde
 before it is called so. The verdicts are `stats.compare`'s; a difference between kernels of
 identical machine code, launches and environment is ENVIRONMENT.
 """
+
 from __future__ import annotations
 
 import json
@@ -61,67 +62,116 @@ def comparison(pair: Pair, cases: Sequence[str], rounds: int) -> Measured:
             else:
                 a[case].append(got[:2])
                 b[case].append(got[2:])
-    return Measured({c: np.array(a[c]) for c in cases if c not in absent},
-                    {c: np.array(b[c]) for c in cases if c not in absent}, absent)
+    return Measured(
+        {c: np.array(a[c]) for c in cases if c not in absent},
+        {c: np.array(b[c]) for c in cases if c not in absent},
+        absent,
+    )
 
 
-def judge(pair: Pair, limits: Limits) -> tuple[list[Finding], dict[str, Any]]:
-    """Findings for every case, and the record of all numbers (for a file)."""
-    probes = probe(pair)
+def judge(
+    pair: Pair, limits: Limits, probes: tuple[dict[str, Any], dict[str, Any]] | None = None
+) -> tuple[list[Finding], dict[str, Any]]:
+    """Findings for every case, and the record of all numbers (for a file).
+
+    probes: of an earlier comparison by the same pair, which need not be taken again.
+    """
+    probes = probes or probe(pair)
     first = comparison(pair, pair.setup.cases, limits.rule.rounds)
     verdicts = {c: stats.compare(first.a[c], first.b[c], limits.rule) for c in first.a}
     again = [c for c, v in verdicts.items() if v.retry]
     second = comparison(pair, again, limits.rule.rounds) if again else Measured({}, {})
     for case in again:
         if case in second.a:
-            verdicts[case] = stats.compare(first.a[case], first.b[case], limits.rule,
-                                           (second.a[case], second.b[case]))
+            verdicts[case] = stats.compare(
+                first.a[case], first.b[case], limits.rule, (second.a[case], second.b[case])
+            )
     statistical = {c: v.verdict for c, v in verdicts.items()}
     verdicts = {c: _environment(v, *(p["cases"][c] for p in probes)) for c, v in verdicts.items()}
     findings = [_timed(c, v, pair.setup) for c, v in verdicts.items()]
     findings += [f for c in pair.setup.cases for f in _absent(c, first, probes, pair.setup)]
     findings += [f for c in first.a for f in _memory(c, probes, limits, pair.setup)]
     record = {
-        "environment": probes[0]["environment"], "impl": pair.setup.impl,
-        "experts": pair.setup.experts, "rounds": limits.rule.rounds,
-        "cases": {c: {"verdict": v.verdict, "statistical": statistical[c], "reason": v.reason,
-                      "ratio": v.ratio, "low": v.low, "high": v.high, "p": v.p, "floor": v.floor,
-                      "a_us": first.a[c].tolist(), "b_us": first.b[c].tolist(),
-                      "again_a_us": second.a[c].tolist() if c in second.a else None,
-                      "again_b_us": second.b[c].tolist() if c in second.b else None,
-                      "time": {k: x for k, x in (probes[0]["cases"][c]["time"] or {}).items()
-                               if k not in ("samples_us", "telemetry")},
-                      "memory": probes[0]["cases"][c].get("memory")}
-                  for c, v in verdicts.items()},
-        "absent": first.absent}
+        "environment": probes[0]["environment"],
+        "impl": pair.setup.impl,
+        "experts": pair.setup.experts,
+        "rounds": limits.rule.rounds,
+        "cases": {
+            c: {
+                "verdict": v.verdict,
+                "statistical": statistical[c],
+                "reason": v.reason,
+                "ratio": v.ratio,
+                "low": v.low,
+                "high": v.high,
+                "p": v.p,
+                "floor": v.floor,
+                "a_us": first.a[c].tolist(),
+                "b_us": first.b[c].tolist(),
+                "again_a_us": second.a[c].tolist() if c in second.a else None,
+                "again_b_us": second.b[c].tolist() if c in second.b else None,
+                "time": {
+                    k: x
+                    for k, x in (probes[0]["cases"][c]["time"] or {}).items()
+                    if k not in ("samples_us", "telemetry")
+                },
+                "memory": probes[0]["cases"][c].get("memory"),
+            }
+            for c, v in verdicts.items()
+        },
+        "absent": first.absent,
+    }
     return findings, record
 
 
-def _environment(v: stats.Comparison, a: Mapping[str, Any], b: Mapping[str, Any],
-                 ) -> stats.Comparison:
+def _environment(
+    v: stats.Comparison,
+    a: Mapping[str, Any],
+    b: Mapping[str, Any],
+) -> stats.Comparison:
     """A change of kernel time without any change of the code that ran is not the code's."""
-    same = (a.get("isa") and a["isa"] == b.get("isa") and a["launches"] == b.get("launches")
-            and a.get("time") and a["time"]["scope"] == "kernel")
+    same = (
+        a.get("isa")
+        and a["isa"] == b.get("isa")
+        and a["launches"] == b.get("launches")
+        and a.get("time")
+        and a["time"]["scope"] == "kernel"
+    )
     if v.verdict in ("SLOWER", "FASTER") and same:
-        return replace(v, verdict="ENVIRONMENT",
-                       reason=f"{v.reason}; machine code and launches are identical")
+        return replace(
+            v, verdict="ENVIRONMENT", reason=f"{v.reason}; machine code and launches are identical"
+        )
     return v
 
 
 def _cell(case: str, setup: Setup) -> dict[str, Any]:
-    return {"hw": setup.device, "model": f"experts={setup.experts}", "path": case, "tp_size": 1,
-            "impl": setup.impl}
+    return {
+        "hw": setup.device,
+        "model": f"experts={setup.experts}",
+        "path": case,
+        "tp_size": 1,
+        "impl": setup.impl,
+    }
 
 
 def _timed(case: str, v: stats.Comparison, setup: Setup) -> Finding:
     code = 1 if v.verdict == "SLOWER" else 0
     interval = f"{v.ratio:.3f}x ({v.low:.3f} to {v.high:.3f}), p {v.p:.4f}: {v.reason}"
-    return Finding("time", v.verdict, code, _cell(case, setup), "time", interval, v.ratio or 0.0,
-                   f"python -m harness gate ab --base REV only={case} impl={setup.impl}")
+    return Finding(
+        "time",
+        v.verdict,
+        code,
+        _cell(case, setup),
+        "time",
+        interval,
+        v.ratio or 0.0,
+        f"python -m harness gate ab --base REV only={case} impl={setup.impl}",
+    )
 
 
-def _absent(case: str, first: Measured, probes: Sequence[Mapping[str, Any]],
-            setup: Setup) -> Iterator[Finding]:
+def _absent(
+    case: str, first: Measured, probes: Sequence[Mapping[str, Any]], setup: Setup
+) -> Iterator[Finding]:
     """A case that both, one or no side could time."""
     if case not in first.absent:
         return
@@ -134,10 +184,12 @@ def _absent(case: str, first: Measured, probes: Sequence[Mapping[str, Any]],
         yield Finding("time", "AMBIGUOUS", 0, _cell(case, setup), "time", first.absent[case])
 
 
-def _memory(case: str, probes: Sequence[Mapping[str, Any]], limits: Limits,
-            setup: Setup) -> list[Finding]:
-    old, new = ({"cell": _cell(case, setup), "memory": p["cases"][case].get("memory")}
-                for p in probes)
+def _memory(
+    case: str, probes: Sequence[Mapping[str, Any]], limits: Limits, setup: Setup
+) -> list[Finding]:
+    old, new = (
+        {"cell": _cell(case, setup), "memory": p["cases"][case].get("memory")} for p in probes
+    )
     return memory(old, new, limits)
 
 
@@ -146,6 +198,7 @@ def setup_here(only: str | None, impl: str | None, experts: str | None) -> Setup
     import torch
 
     from harness.ab_suite import SUITE
+
     cases = only.split(",") if only else list(SUITE)
     for case in cases:
         if case not in SUITE:
@@ -155,14 +208,20 @@ def setup_here(only: str | None, impl: str | None, experts: str | None) -> Setup
     timing: dict[str, Any] = {"name": "ab", "scope": "kernel", "max_samples": 48}
     if device == "cpu":  # a cold cache costs 0.1 s a sample there
         timing |= {"scope": "call", "cache": "warm", "noisy_rel_iqr": 1.0}
-    return Setup(cases, device, impl or ("fused" if device == "cuda" else "reference"),
-                 int(experts or (128 if device == "cuda" else 1)), timing,
-                 "fork" if device == "cuda" else "exec")
+    return Setup(
+        cases,
+        device,
+        impl or ("fused" if device == "cuda" else "reference"),
+        int(experts or (128 if device == "cuda" else 1)),
+        timing,
+        "fork" if device == "cuda" else "exec",
+    )
 
 
 def main(argv: list[str]) -> int:
     """Parse, build the worktrees, compare, report."""
     from harness import gate
+
     flags = {"--base": "", "--head": ""}
     rest, items = [], iter(argv)
     for item in items:
@@ -183,8 +242,11 @@ def main(argv: list[str]) -> int:
     findings.sort(key=lambda f: (-f.code, -f.size))
     timed = len(record["cases"])
     code = exit_code(findings) if timed else 3
-    line = gate_report.summary(findings, {"time": timed}, code) if timed else (
-        "gate: nothing to compare (exit 3): no case was timed on both sides")
+    line = (
+        gate_report.summary(findings, {"time": timed}, code)
+        if timed
+        else ("gate: nothing to compare (exit 3): no case was timed on both sides")
+    )
     if "json" in given:
         Path(given["json"]).write_text(json.dumps(record, indent=1) + "\n")
     gate.finish(findings, line, {}, [f.cell for f in findings], given)

@@ -3,9 +3,11 @@
 A side is a warm interpreter (`ab_worker`) over its own folder. A process answers on a Unix socket:
 its number, then `ready` once its work is built, then its times.
 """
+
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -41,8 +43,9 @@ class Side:
 
     def __init__(self, folder: Path, address: str, log: Any) -> None:
         command = [sys.executable, "-m", "harness.ab_worker", str(folder), address]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=log,
-                                        stderr=log, text=True)
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
+        )
 
     def fork(self, number: int) -> None:
         if self.process.stdin is None or self.process.poll() is not None:
@@ -68,6 +71,7 @@ class Pair:
         # held to the copy speed, and measuring it would cost 5 s.
         self.copy_gb_per_s: float | None = None if setup.device != "cpu" else float("inf")
         self.sides: list[Side] = []
+        self.started = {os.getpid()}  # processes that hold a context but wait
         self.stack = ExitStack()
 
     def __enter__(self) -> Pair:
@@ -89,12 +93,19 @@ class Pair:
     def _side(self, folder: Path) -> Side:
         return Side(folder, self.address, self.log)
 
-    def measure(self, order: Sequence[int], cases: Sequence[str],
-                probe: bool = False) -> list[dict[str, Any]]:
+    def measure(
+        self, order: Sequence[int], cases: Sequence[str], probe: bool = False
+    ) -> list[dict[str, Any]]:
         """Fresh processes of the sides in `order` (0 is A), built together, measured in turn."""
         files = self._start(order)
-        request = {"cases": list(cases), "device": self.setup.device, "impl": self.setup.impl,
-                   "experts": self.setup.experts, "timing": dict(self.setup.timing), "probe": probe}
+        request = {
+            "cases": list(cases),
+            "device": self.setup.device,
+            "impl": self.setup.impl,
+            "experts": self.setup.experts,
+            "timing": dict(self.setup.timing),
+            "probe": probe,
+        }
         # The very first processes compile; one at a time, so that they find each other's cache.
         if probe:
             for file, _ in files:
@@ -105,11 +116,14 @@ class Pair:
                 _say(file, request)
             for file, _ in files:
                 self._hear(file)
-        pids = [pid for _, pid in files]
+        # Of processes that have just ended the driver may still know.
+        self.started.update(pid for _, pid in files)
         out = []
         for file, _ in files:
-            _say(file, {"siblings": pids, "copy_gb_per_s": self.copy_gb_per_s})
+            turn = {"siblings": sorted(self.started), "copy_gb_per_s": self.copy_gb_per_s}
+            _say(file, turn)
             out.append(self._hear(file))
+        for file, _ in files:
             file.close()
         if self.setup.spawn == "exec":
             while self.sides:
@@ -164,9 +178,11 @@ def _say(file: Any, message: Mapping[str, Any]) -> None:
 @contextmanager
 def worktree(revision: str) -> Iterator[Path]:
     """A checkout of a revision in a temporary folder, removed afterwards."""
+
     def git(*command: str) -> str:
-        done = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True,
-                              check=False)
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *command], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise UsageError(f"gate ab: git {' '.join(command)}: {done.stderr.strip()}")
         return done.stdout.strip()

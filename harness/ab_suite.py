@@ -5,6 +5,7 @@ Shapes are gpt-oss-120b's (w13 5760 x 1440 bytes, 90 MXFP4 or 180 NVFP4 scales a
 Qwen3-235B's at TP 4 for TRT-LLM, whose shuffle wants rows in whole tiles. `experts` sets the size:
 128 fills an H200.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -36,8 +37,14 @@ class Inputs:
     def bytes(self, name: str, *shape: int) -> T:
         if name not in self._made:
             seed = torch.Generator(self.device).manual_seed(sum(name.encode()))
-            self._made[name] = torch.randint(0, 256, (self.experts, *shape), dtype=torch.uint8,
-                                             device=self.device, generator=seed)
+            self._made[name] = torch.randint(
+                0,
+                256,
+                (self.experts, *shape),
+                dtype=torch.uint8,
+                device=self.device,
+                generator=seed,
+            )
         return self._made[name]
 
     def e4m3(self, name: str, *shape: int) -> T:
@@ -47,20 +54,24 @@ class Inputs:
     def bf16(self, name: str, *shape: int) -> T:
         if name not in self._made:
             seed = torch.Generator(self.device).manual_seed(sum(name.encode()))
-            self._made[name] = torch.randn((self.experts, *shape), dtype=torch.bfloat16,
-                                           device=self.device, generator=seed)
+            self._made[name] = torch.randn(
+                (self.experts, *shape), dtype=torch.bfloat16, device=self.device, generator=seed
+            )
         return self._made[name]
 
 
 Build = Callable[[Resolve, Inputs], tuple[Callable[[], Any], list[T]]]
 
 
-def _plain(routine: str, tensors: Callable[[Inputs], list[T]], *before: Any,
-           **kwargs: Any) -> Build:
+def _plain(
+    routine: str, tensors: Callable[[Inputs], list[T]], *before: Any, **kwargs: Any
+) -> Build:
     """routine(*before, *tensors, **kwargs)."""
+
     def build(resolve: Resolve, make: Inputs) -> tuple[Callable[[], Any], list[T]]:
         fn, args = resolve(routine), tensors(make)
         return (lambda: fn(*before, *args, **kwargs)), args
+
     return build
 
 
@@ -76,8 +87,12 @@ def _cutedsl(resolve: Resolve, make: Inputs) -> tuple[Callable[[], Any], list[T]
 def _trtllm(resolve: Resolve, make: Inputs) -> tuple[Callable[[], Any], list[T]]:
     fn = resolve("prepare_static_weights_for_trtllm_fp4_moe")
     hidden, inter = 4096, 384
-    args = [make.bytes("t13", 2 * inter, hidden // 2), make.bytes("t2", hidden, inter // 2),
-            make.bytes("ts13", 2 * inter, hidden // 16), make.bytes("ts2", hidden, inter // 16)]
+    args = [
+        make.bytes("t13", 2 * inter, hidden // 2),
+        make.bytes("t2", hidden, inter // 2),
+        make.bytes("ts13", 2 * inter, hidden // 16),
+        make.bytes("ts2", hidden, inter // 16),
+    ]
     return (lambda: fn(*args, hidden, inter, make.experts, True)), args
 
 
@@ -87,7 +102,8 @@ _MX: Callable[[Inputs], list[T]] = lambda m: [m.bytes("w13", 5760, 1440), m.byte
 SUITE: dict[str, Build] = {
     "reorder_w1w3_to_w3w1": _plain("reorder_w1w3_to_w3w1", _MX),
     "reorder_w13_to_w31_for_flashinfer_cutedsl": _plain(
-        "reorder_w13_to_w31_for_flashinfer_cutedsl", _MX, "silu"),
+        "reorder_w13_to_w31_for_flashinfer_cutedsl", _MX, "silu"
+    ),
     "interleave_linear_and_gate": _plain("interleave_linear_and_gate", _W13, dim=1),
     "shuffle_rows_for_trtllm": _plain("shuffle_rows_for_trtllm", _W13),
     "swizzle_blockscale": _plain("swizzle_blockscale", lambda m: [m.e4m3("nv13", 5760, 180)]),

@@ -6,6 +6,7 @@ context, an allocator and loaded kernels of its own; the imported libraries are 
 child builds the work it is asked for, says so over the socket, waits for its turn, measures,
 answers and ends.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -23,11 +24,13 @@ import torch
 def main(folder: str, address: str) -> None:
     sys.path.insert(0, folder)
     import kernels
+
     sys.path.remove(folder)
     found = Path(kernels.__file__).resolve().parent.parent
     if found != Path(folder).resolve():
         raise SystemExit(f"kernels came from {found}, not from {folder}")
     from harness import ab_suite, memory, timing  # noqa: F401  imported before the forks
+
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     for line in sys.stdin:
         if os.fork() == 0:
@@ -44,6 +47,7 @@ def child(number: int, address: str) -> None:
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(address)
         with link.makefile("rw") as file:
+
             def say(message: dict[str, Any]) -> None:
                 file.write(json.dumps(message) + "\n")
                 file.flush()
@@ -54,6 +58,8 @@ def child(number: int, address: str) -> None:
                 works, failed = build(request)
                 say({"ready": True})
                 say(measure(json.loads(file.readline()), request, works, failed))
+                # Stay until the round is over: a context that is torn down disturbs the next one.
+                file.readline()
             except Exception as error:
                 say({"error": f"{type(error).__name__}: {error}"[:2000]})
 
@@ -69,7 +75,8 @@ def build(request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     for name in request["cases"]:
         try:
             works[name] = ab_suite.build(
-                name, lambda routine: kernels.resolve(routine, request["impl"]), make)
+                name, lambda routine: kernels.resolve(routine, request["impl"]), make
+            )
         except Exception as error:  # a routine that one side lacks, or that refuses
             failed[name] = f"{type(error).__name__}: {error}"[:500]
     if device.type == "cuda":
@@ -77,8 +84,9 @@ def build(request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     return works, failed
 
 
-def measure(go: dict[str, Any], request: dict[str, Any], works: dict[str, Any],
-            failed: dict[str, str]) -> dict[str, Any]:
+def measure(
+    go: dict[str, Any], request: dict[str, Any], works: dict[str, Any], failed: dict[str, str]
+) -> dict[str, Any]:
     """Times of every case; with `probe`, also memory, launches and the digests of the code."""
     from harness import memory, telemetry, timing
 
@@ -86,8 +94,13 @@ def measure(go: dict[str, Any], request: dict[str, Any], works: dict[str, Any],
     out: dict[str, dict[str, Any]] = {}
     for name, work in works.items():
         time, absent = timing.measure(
-            work.fn, device=device, timing=request["timing"], useful_bytes=work.useful_bytes,
-            copy_gb_per_s=go["copy_gb_per_s"], siblings=go["siblings"])
+            work.fn,
+            device=device,
+            timing=request["timing"],
+            useful_bytes=work.useful_bytes,
+            copy_gb_per_s=go["copy_gb_per_s"],
+            siblings=go["siblings"],
+        )
         out[name] = {"time": time, "absent": absent}
         if request["probe"]:
             out[name]["memory"] = memory.measure(work.fn, device)
@@ -95,9 +108,16 @@ def measure(go: dict[str, Any], request: dict[str, Any], works: dict[str, Any],
                 names = memory.launches(work.fn)
                 out[name] |= {"launches": names, "isa": isa(set(names))}
     state = telemetry.snapshot(device)
-    return {"cases": out, "failed": failed, "environment": {
-        "device": timing.device_name(device), "driver_major": telemetry.driver_major(state),
-        "torch": torch.__version__, "triton": _triton()}}
+    return {
+        "cases": out,
+        "failed": failed,
+        "environment": {
+            "device": timing.device_name(device),
+            "driver_major": telemetry.driver_major(state),
+            "torch": torch.__version__,
+            "triton": _triton(),
+        },
+    }
 
 
 def _triton() -> str | None:
@@ -117,7 +137,8 @@ def isa(launched: set[str]) -> dict[str, list[str]]:
                 for kernel in getattr(cache[0], "values", dict)():
                     name = getattr(kernel, "name", None)
                     code = getattr(kernel, "asm", {}).get("cubin") or getattr(
-                        kernel, "asm", {}).get("hsaco")
+                        kernel, "asm", {}
+                    ).get("hsaco")
                     if name in launched and code:
                         out.setdefault(name, []).append(hashlib.sha256(code).hexdigest())
     return {name: sorted(set(digests)) for name, digests in out.items()}

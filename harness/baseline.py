@@ -4,6 +4,7 @@ The first line says who accepted it, when, why, of which commit, and how many ce
 keep what a gate reads and nothing that another machine would write differently. `.jsonl.gz` is read
 and written too.
 """
+
 from __future__ import annotations
 
 import gzip
@@ -40,12 +41,15 @@ def load(path: str | Path) -> tuple[dict[str, Any], list[rows.Row]]:
     except (ValueError, OSError, EOFError) as error:
         raise UsageError(f"baseline {path} cannot be read: {error}") from None
     if not lines or "baseline" not in lines[0]:
-        raise UsageError(f"baseline {path} does not begin with its header; write it with "
-                         "gate accept")
+        raise UsageError(
+            f"baseline {path} does not begin with its header; write it with gate accept"
+        )
     header, found = lines[0]["baseline"], lines[1:]
     if header.get("cells") != len(found):
-        raise UsageError(f"baseline {path}: the header says {header.get('cells')} cells, "
-                         f"the file holds {len(found)}; it was cut or edited")
+        raise UsageError(
+            f"baseline {path}: the header says {header.get('cells')} cells, "
+            f"the file holds {len(found)}; it was cut or edited"
+        )
     return header, found
 
 
@@ -72,40 +76,59 @@ def trim(row: Mapping[str, Any], classes: Iterable[str]) -> rows.Row:
         if name in keep and row.get(name):
             out[name] = row[name]
     if "checks" in out:  # the verdicts; how far a check looked is for the run's own reader
-        out["checks"] = {name: str(v).split(" ", 1)[0].rstrip(":") for name, v
-                         in out["checks"].items()}
+        out["checks"] = {
+            name: str(v).split(" ", 1)[0].rstrip(":") for name, v in out["checks"].items()
+        }
     if "decisions" in out:
         out["decisions"] = {k: v for k, v in out["decisions"].items() if k not in PROSE}
     made = row.get("provenance", {})
     return out | {"provenance": {k: made[k] for k in PROVENANCE if made.get(k)}}
 
 
-def save(path: Path, run: Iterable[rows.Row], classes: Iterable[str], *, who: str, why: str,
-         when: str | None = None, commit: str | None = None) -> dict[str, Any]:
+def save(
+    path: Path,
+    run: Iterable[rows.Row],
+    classes: Iterable[str],
+    *,
+    who: str,
+    why: str,
+    when: str | None = None,
+    commit: str | None = None,
+) -> dict[str, Any]:
     """Write a baseline; its header. UsageError for rows that must not become the yardstick."""
     found, classes = list(run), [c for c in CLASSES if c in set(classes)]
     wrong = [r for r in found if r["status"] == "wrong"]
     if wrong:
-        raise UsageError(f"{len(wrong)} rows are wrong, the first is "
-                         f"{rows.short(wrong[0]['cell'])}: wrong bytes cannot be accepted")
+        raise UsageError(
+            f"{len(wrong)} rows are wrong, the first is "
+            f"{rows.short(wrong[0]['cell'])}: wrong bytes cannot be accepted"
+        )
     lost = [r for r in found if r["status"] in ("crashed", "oom", "timeout")]
     if lost:
-        raise UsageError(f"{len(lost)} rows did not finish, the first is "
-                         f"{rows.short(lost[0]['cell'])} ({lost[0]['status']}): run them again")
+        raise UsageError(
+            f"{len(lost)} rows did not finish, the first is "
+            f"{rows.short(lost[0]['cell'])} ({lost[0]['status']}): run them again"
+        )
     if not any(r["status"] == "ok" for r in found):
         raise UsageError("no row is ok: there is nothing to accept")
     if not why.strip() or not who.strip():
         raise UsageError("a baseline needs who=NAME and why='the reason it may change'")
-    header = {"who": who, "when": when or datetime.now(UTC).isoformat(timespec="seconds"),
-              "why": why, "commit": commit or git("rev-parse", "HEAD"), "cells": len(found),
-              "classes": classes}
+    header = {
+        "who": who,
+        "when": when or datetime.now(UTC).isoformat(timespec="seconds"),
+        "why": why,
+        "commit": commit or git("rev-parse", "HEAD"),
+        "cells": len(found),
+        "classes": classes,
+    }
     ordered = sorted(found, key=lambda r: rows.key(r["cell"]))
     lines = [{"baseline": header}, *(trim(r, classes) for r in ordered)]
     text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     # mtime=0: equal rows give an equal file
-    path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz"
-                     else text.encode())
+    path.write_bytes(
+        gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
+    )
     return header
 
 

@@ -11,6 +11,7 @@ of conf/gate/default.yaml. Exit codes: 0 nothing got worse; 1 regression (time, 
 2 wrong or changed bytes, layouts, decisions; 3 coverage lost, or nothing to compare; 4 usage or
 harness error. When several hold, 2 goes before 3 and 3 before 1; the table lists them all.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,8 +108,12 @@ def check(given: Mapping[str, str]) -> int:
     return code
 
 
-def verdict(old: Sequence[rows.Row], new: Sequence[rows.Row], findings: Sequence[Finding],
-            compared: Mapping[str, int]) -> tuple[int, str]:
+def verdict(
+    old: Sequence[rows.Row],
+    new: Sequence[rows.Row],
+    findings: Sequence[Finding],
+    compared: Mapping[str, int],
+) -> tuple[int, str]:
     """(exit code, sentence). Having nothing to compare is a failure, in whole or for a class."""
     code = exit_code(findings)
     if not old or not new:
@@ -116,17 +121,27 @@ def verdict(old: Sequence[rows.Row], new: Sequence[rows.Row], findings: Sequence
         return 3, f"gate: nothing to compare (exit 3): {side}"
     if not any(r["status"] == "ok" for r in new) and code != 2:
         return 3, f"gate: nothing was verified (exit 3): none of the run's {len(new)} cells is ok"
-    empty = [kind for kind, n in compared.items()
-             if n == 0 and any(r.get(EVIDENCE.get(kind, "status")) for r in old)]
+    empty = [
+        kind
+        for kind, n in compared.items()
+        if n == 0 and any(r.get(EVIDENCE.get(kind, "status")) for r in old)
+    ]
     if empty and code in (0, 1):
         why = next((f"; {f.sentence}" for f in findings if f.verdict == "NOT_COMPARABLE"), "")
-        return 3, (f"gate: nothing to compare (exit 3) in class {', '.join(empty)}{why}; "
-                   "leave a class out with classes=")
+        return 3, (
+            f"gate: nothing to compare (exit 3) in class {', '.join(empty)}{why}; "
+            "leave a class out with classes="
+        )
     return code, gate_report.summary(findings, compared, code)
 
 
-def finish(findings: Sequence[Finding], line: str, header: Mapping[str, Any],
-           cells: Iterable[Mapping[str, Any]], given: Mapping[str, str]) -> None:
+def finish(
+    findings: Sequence[Finding],
+    line: str,
+    header: Mapping[str, Any],
+    cells: Iterable[Mapping[str, Any]],
+    given: Mapping[str, str],
+) -> None:
     """The table and the sentence on the terminal, and the files asked for."""
     if "markdown" in given:
         with Path(given["markdown"]).open("a") as file:  # a job summary is appended to
@@ -148,9 +163,18 @@ def accept(given: Mapping[str, str]) -> int:
     if path.is_file():
         findings, compared = compare(baseline.load(path)[1], new, limits(given), classes)
         code = exit_code(findings)
-        gate_report.show(findings, gate_report.summary(findings, compared, code)
-                         .replace("gate:", "against the old baseline:"))
-    header = baseline.save(path, new, classes, why=given.get("why", ""),
-                           who=given.get("who") or baseline.git("config", "user.name") or "")
+        gate_report.show(
+            findings,
+            gate_report.summary(findings, compared, code).replace(
+                "gate:", "against the old baseline:"
+            ),
+        )
+    header = baseline.save(
+        path,
+        new,
+        classes,
+        why=given.get("why", ""),
+        who=given.get("who") or baseline.git("config", "user.name") or "",
+    )
     print(f"accepted: {path}, {header['cells']} cells, {', '.join(header['classes'])}")
     return 0

@@ -3,6 +3,7 @@
 Worst first everywhere. A cell's command to repeat it is built from its identity, so that a baseline
 need not hold it.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -18,8 +19,13 @@ from rich.table import Table
 from harness import rows
 from harness.gate_rules import Finding
 
-MEANING = {0: "passed", 1: "regression", 2: "wrong or changed bytes", 3: "coverage lost",
-           4: "harness or usage error"}
+MEANING = {
+    0: "passed",
+    1: "regression",
+    2: "wrong or changed bytes",
+    3: "coverage lost",
+    4: "harness or usage error",
+}
 STYLE = {2: "bold red", 3: "magenta", 1: "yellow", 0: ""}
 QUIET = ("SAME",)  # counted, not listed
 
@@ -27,7 +33,8 @@ QUIET = ("SAME",)  # counted, not listed
 def repro(cell: Mapping[str, Any]) -> str:
     """The command that runs this cell alone."""
     return "python -m harness sweep " + " ".join(
-        f"{k}={v}" for k, v in cell.items() if v is not None)
+        f"{k}={v}" for k, v in cell.items() if v is not None
+    )
 
 
 def summary(findings: Sequence[Finding], compared: Mapping[str, int], code: int) -> str:
@@ -48,8 +55,9 @@ def table(findings: Sequence[Finding], limit: int = 40) -> Table:
         out.add_column(name, overflow="fold")
     listed = [f for f in findings if f.verdict not in QUIET]
     for f in listed[:limit]:
-        out.add_row(f.verdict, f.kind, escape(rows.short(f.cell)), escape(f.sentence),
-                    style=STYLE[f.code])
+        out.add_row(
+            f.verdict, f.kind, escape(rows.short(f.cell)), escape(f.sentence), style=STYLE[f.code]
+        )
     if len(listed) > limit:
         out.add_row("...", "", "", f"{len(listed) - limit} more; see the Markdown")
     return out
@@ -78,9 +86,12 @@ def markdown(findings: Sequence[Finding], line: str, header: Mapping[str, Any]) 
     listed = [f for f in findings if f.verdict not in QUIET]
     if listed:
         lines += ["| verdict | class | cell | what |", "|---|---|---|---|"]
-        lines += ["| " + " | ".join(_cell_text(x) for x in
-                                    (f.verdict, f.kind, rows.short(f.cell), f.sentence)) + " |"
-                  for f in listed]
+        lines += [
+            "| "
+            + " | ".join(_cell_text(x) for x in (f.verdict, f.kind, rows.short(f.cell), f.sentence))
+            + " |"
+            for f in listed
+        ]
         bad = [f for f in listed if f.code]
         if bad:
             again = bad[0].repro or repro(bad[0].cell)
@@ -91,8 +102,7 @@ def markdown(findings: Sequence[Finding], line: str, header: Mapping[str, Any]) 
     return "\n".join(lines) + "\n"
 
 
-def junit(findings: Sequence[Finding], cells: Iterable[Mapping[str, Any]],
-          line: str) -> ET.Element:
+def junit(findings: Sequence[Finding], cells: Iterable[Mapping[str, Any]], line: str) -> ET.Element:
     """One test case a cell; failures carry the sentences, undecided ones are skipped.
 
     A gate that had nothing to compare is one failed case, so that a server cannot show it as green.
@@ -104,17 +114,21 @@ def junit(findings: Sequence[Finding], cells: Iterable[Mapping[str, Any]],
     names = {rows.key(c): c for c in cells} | {rows.key(f.cell): f.cell for f in findings}
     failures = skipped = 0
     for key, cell in names.items():
-        case = ET.SubElement(suite, "testcase", classname=f"gate.{cell['path']}",
-                             name=_xml(rows.short(cell)))
+        case = ET.SubElement(
+            suite, "testcase", classname=f"gate.{cell['path']}", name=_xml(rows.short(cell))
+        )
         found = by_cell.get(key, [])
         bad = [f for f in found if f.code]
         open_ = [f for f in found if f.verdict in ("AMBIGUOUS", "NOT_COMPARABLE", "ENVIRONMENT")]
         if bad:
             failures += 1
-            node = ET.SubElement(case, "failure", type=bad[0].verdict,
-                                 message=_xml(bad[0].sentence))
-            node.text = _xml("\n".join(f"{f.kind} {f.verdict}: {f.sentence}" for f in bad)
-                             + f"\n{bad[0].repro or repro(cell)}")
+            node = ET.SubElement(
+                case, "failure", type=bad[0].verdict, message=_xml(bad[0].sentence)
+            )
+            node.text = _xml(
+                "\n".join(f"{f.kind} {f.verdict}: {f.sentence}" for f in bad)
+                + f"\n{bad[0].repro or repro(cell)}"
+            )
         elif open_:
             skipped += 1
             ET.SubElement(case, "skipped", message=_xml(open_[0].sentence))

@@ -9,6 +9,7 @@ codegen   `codegen_gate.compare_codegen`, where that module and both rows' evide
 
 A finding has the exit code it calls for; 0 is worth a line but not a failure.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,8 +54,11 @@ def differences(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, 
     """(dotted path, old, new) of each leaf where two JSON values differ; one may be `absent`."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in [*old, *(n for n in new if n not in old)]:
-            yield from differences(old.get(name, "absent"), new.get(name, "absent"),
-                                   f"{path}.{name}" if path else str(name))
+            yield from differences(
+                old.get(name, "absent"),
+                new.get(name, "absent"),
+                f"{path}.{name}" if path else str(name),
+            )
     elif old != new:
         yield path, old, new
 
@@ -89,14 +93,32 @@ def exact(old: Row, new: Row) -> list[Finding]:
     cell, out = dict(new["cell"]), []
     for name, was, now in differences(old.get("digests", {}), new.get("digests", {})):
         how = "" if "absent" in (was, now) else "the bytes differ, "
-        out.append(Finding("exact", "CHANGED", 2, cell, f"digests.{name}",
-                           f"{name}: {how}{_digest(was)} is now {_digest(now)}", 2))
+        out.append(
+            Finding(
+                "exact",
+                "CHANGED",
+                2,
+                cell,
+                f"digests.{name}",
+                f"{name}: {how}{_digest(was)} is now {_digest(now)}",
+                2,
+            )
+        )
     for part in ("layouts", "decisions"):
         for path, was, now in differences(old.get(part, {}), new.get(part, {})):
             if part == "decisions" and path.split(".")[0] in PROSE:
                 continue
-            out.append(Finding("exact", "CHANGED", 2, cell, f"{part}.{path}",
-                               f"{part}.{path}: {_shown(was)} is now {_shown(now)}", 1))
+            out.append(
+                Finding(
+                    "exact",
+                    "CHANGED",
+                    2,
+                    cell,
+                    f"{part}.{path}",
+                    f"{part}.{path}: {_shown(was)} is now {_shown(now)}",
+                    1,
+                )
+            )
     for name, was in old.get("checks", {}).items():
         now = str(new.get("checks", {}).get(name, "absent"))
         if str(was).startswith("pass") and now.startswith("fail"):
@@ -110,13 +132,24 @@ def coverage(old: Row, new: Row) -> list[Finding]:
     for name, was in old.get("checks", {}).items():
         now = str(new.get("checks", {}).get(name, "absent"))
         if str(was).startswith("pass") and not now.startswith(("pass", "fail")):
-            out.append(Finding("coverage", "LOST", 3, cell, f"checks.{name}",
-                               f"check {name} passed in the baseline and is now {_shown(now)}"))
+            out.append(
+                Finding(
+                    "coverage",
+                    "LOST",
+                    3,
+                    cell,
+                    f"checks.{name}",
+                    f"check {name} passed in the baseline and is now {_shown(now)}",
+                )
+            )
     for part in rows.EVIDENCE:
         if old.get(part) is not None and new.get(part) is None:
             why = new.get(f"{part}_absent")
-            out.append(Finding("coverage", "LOST", 3, cell, part,
-                               f"{part} was measured and is gone: {why}"))
+            out.append(
+                Finding(
+                    "coverage", "LOST", 3, cell, part, f"{part} was measured and is gone: {why}"
+                )
+            )
     return out
 
 
@@ -127,20 +160,38 @@ def memory(old: Row, new: Row, limits: Limits) -> list[Finding]:
     if not was_all or not now_all:
         return []
     if was_all.get("method") != now_all.get("method"):
-        return [Finding("memory", "NOT_COMPARABLE", 0, cell, "memory",
-                        f"measured by {was_all.get('method')}, now by {now_all.get('method')}")]
+        return [
+            Finding(
+                "memory",
+                "NOT_COMPARABLE",
+                0,
+                cell,
+                "memory",
+                f"measured by {was_all.get('method')}, now by {now_all.get('method')}",
+            )
+        ]
     out = []
     for name in ("peak_extra_bytes", "scratch_bytes", "output_bytes", "launches"):
         was, now = was_all.get(name), now_all.get(name)
         if was is None or now is None or now <= was:
             continue
         grown = now / was if was else float("inf")
-        if name == "launches" or (now - was > limits.memory_bytes
-                                  and grown > 1 + limits.memory_rel):
+        if name == "launches" or (
+            now - was > limits.memory_bytes and grown > 1 + limits.memory_rel
+        ):
             unit = "" if name == "launches" else " bytes"
-            out.append(Finding("memory", "MORE", 1, cell, f"memory.{name}",
-                               f"{name}: {was:,}{unit} is now {now:,}{unit}"
-                               + (f", {grown:.2f}x" if was else ""), grown))
+            out.append(
+                Finding(
+                    "memory",
+                    "MORE",
+                    1,
+                    cell,
+                    f"memory.{name}",
+                    f"{name}: {was:,}{unit} is now {now:,}{unit}"
+                    + (f", {grown:.2f}x" if was else ""),
+                    grown,
+                )
+            )
     return out
 
 
@@ -165,8 +216,15 @@ def time(old: Row, new: Row, limits: Limits) -> Finding | None:
     text = f"{was['median_us']:.1f} us is now {now['median_us']:.1f} us, {ratio:.3f}x"
     if max(ratio, 1 / ratio) < threshold:
         return Finding("time", "SAME", 0, cell, "time", text)
-    return Finding("time", "AMBIGUOUS", 0, cell, "time",
-                   f"{text} from one process each; `gate ab` decides with paired rounds", ratio)
+    return Finding(
+        "time",
+        "AMBIGUOUS",
+        0,
+        cell,
+        "time",
+        f"{text} from one process each; `gate ab` decides with paired rounds",
+        ratio,
+    )
 
 
 def codegen(old: Row, new: Row) -> list[Finding]:
@@ -176,12 +234,14 @@ def codegen(old: Row, new: Row) -> list[Finding]:
     if find_spec("harness.codegen_gate") is None:
         return []
     found = import_module("harness.codegen_gate").compare_codegen(old["codegen"], new["codegen"])
-    return [Finding("codegen", f.verdict, f.code, dict(new["cell"]), f.what, f.sentence)
-            for f in found]
+    return [
+        Finding("codegen", f.verdict, f.code, dict(new["cell"]), f.what, f.sentence) for f in found
+    ]
 
 
-def compare(old: Iterable[Row], new: Iterable[Row], limits: Limits,
-            classes: Iterable[str] = CLASSES) -> tuple[list[Finding], dict[str, int]]:
+def compare(
+    old: Iterable[Row], new: Iterable[Row], limits: Limits, classes: Iterable[str] = CLASSES
+) -> tuple[list[Finding], dict[str, int]]:
     """(findings worst first, how many cells each class compared); joined by the cell's identity.
 
     Wrong bytes are a finding whichever classes are asked for.
@@ -193,8 +253,17 @@ def compare(old: Iterable[Row], new: Iterable[Row], limits: Limits,
     for key, was in olds.items():
         now = news.get(key)
         if now is None:
-            out.append(Finding("coverage", "LOST", 3, dict(was["cell"]), "cell",
-                               "the baseline has this cell, the run does not", 1e7))
+            out.append(
+                Finding(
+                    "coverage",
+                    "LOST",
+                    3,
+                    dict(was["cell"]),
+                    "cell",
+                    "the baseline has this cell, the run does not",
+                    1e7,
+                )
+            )
             continue
         found, seen = _cell(was, now, limits)
         out += found
@@ -227,8 +296,14 @@ def _new(now: Row) -> Finding:
     code = {"wrong": 2, "oom": 3, "timeout": 3, "crashed": 3}.get(now["status"], 0)
     text = f"not in the baseline; {now['status']}"
     text += f": {now['reason']}" if now.get("reason") else ""
-    return Finding("exact" if code == 2 else "coverage", "WRONG" if code == 2 else "NEW", code,
-                   dict(now["cell"]), "cell", text)
+    return Finding(
+        "exact" if code == 2 else "coverage",
+        "WRONG" if code == 2 else "NEW",
+        code,
+        dict(now["cell"]),
+        "cell",
+        text,
+    )
 
 
 _CODE_ORDER = (2, 3, 1, 0)  # wrong bytes before lost coverage before regressions

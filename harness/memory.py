@@ -11,6 +11,7 @@ release of torch's allocator is recorded in order, temporaries inside an operato
 that others take by themselves (numpy, a vendor's C code) is not seen. One call has gone before, so
 that compilation and cached constants do not count.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -34,16 +35,19 @@ def _cpu(fn: Callable[[], Any]) -> tuple[int, int, Any]:
     from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
     from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-    _enable_profiler_legacy(ProfilerConfig(
-        ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
+    _enable_profiler_legacy(
+        ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+    )
     try:
         result = fn()
     finally:
         threads = _disable_profiler_legacy()
     # One list for each thread. Their peaks need not coincide, so the sum is an upper bound; torch's
     # operators allocate on the calling thread, where the sum is exact.
-    levels = [running_peak(e.cpu_memory_usage() for e in events if str(e.kind()) == "memory_alloc")
-              for events in threads]
+    levels = [
+        running_peak(e.cpu_memory_usage() for e in events if str(e.kind()) == "memory_alloc")
+        for events in threads
+    ]
     return sum(p for p, _ in levels), sum(n for _, n in levels), result
 
 
@@ -85,7 +89,11 @@ def measure(
     peak, held, result = _cuda(fn, device) if device.type == "cuda" else _cpu(fn)
     del result
     peak, held = max(peak, held, 0), max(held, 0)
-    return {"output_bytes": held, "peak_extra_bytes": peak, "scratch_bytes": peak - held,
-            "required_over_peak": round(held / peak, 6) if peak else None,
-            "launches": len(launches(fn)) if device.type == "cuda" else None,
-            "method": "caching allocator" if device.type == "cuda" else "allocator record"}
+    return {
+        "output_bytes": held,
+        "peak_extra_bytes": peak,
+        "scratch_bytes": peak - held,
+        "required_over_peak": round(held / peak, 6) if peak else None,
+        "launches": len(launches(fn)) if device.type == "cuda" else None,
+        "method": "caching allocator" if device.type == "cuda" else "allocator record",
+    }

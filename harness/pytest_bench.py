@@ -4,6 +4,7 @@ A benchmark says its cell through `benchmark.extra_info`: `cell`, `useful_bytes`
 and optionally `checks`. Raw samples are in the file that `--benchmark-json` writes; without them
 there is no row. Times in the file are seconds.
 """
+
 from __future__ import annotations
 
 import json
@@ -37,18 +38,31 @@ def _row(entry: dict[str, Any], commit: dict[str, Any], path: Path) -> rows.Row:
     rate = info["useful_bytes"] / s["median"] / 1e3
     row["checks"] = info.get("checks", {})
     row["time"] = {
-        "scope": "call", "device": info["device"], "median_us": s["median"], "q1_us": s["q1"],
-        "q3_us": s["q3"], "min_us": s["min"], "rel_iqr": s["rel_iqr"],
-        "samples_us": [round(x, 3) for x in samples], "outliers": s["outliers"],
-        "useful_bytes": info["useful_bytes"], "gb_per_s": rate,
+        "scope": "call",
+        "device": info["device"],
+        "median_us": s["median"],
+        "q1_us": s["q1"],
+        "q3_us": s["q3"],
+        "min_us": s["min"],
+        "rel_iqr": s["rel_iqr"],
+        "samples_us": [round(x, 3) for x in samples],
+        "outliers": s["outliers"],
+        "useful_bytes": info["useful_bytes"],
+        "gb_per_s": rate,
         "copy_fraction": rate / info["copy_gb_per_s"] if info.get("copy_gb_per_s") else None,
-        "copy_gb_per_s": info.get("copy_gb_per_s"), "cache": info["cache"],
-        "backend": "pytest-benchmark", "plan": "pytest-benchmark",
+        "copy_gb_per_s": info.get("copy_gb_per_s"),
+        "cache": info["cache"],
+        "backend": "pytest-benchmark",
+        "plan": "pytest-benchmark",
     }
     del row["time_absent"]
-    row["provenance"] = {"device": info["device"], "torch": info["torch"],
-                         "triton": info["triton"], "commit": commit.get("id"),
-                         "dirty": commit.get("dirty")}
+    row["provenance"] = {
+        "device": info["device"],
+        "torch": info["torch"],
+        "triton": info["triton"],
+        "commit": commit.get("id"),
+        "dirty": commit.get("dirty"),
+    }
     row["repro"] = f"make bench  # {entry.get('fullname', entry.get('name'))}"
     rows.validate(row)
     return row

@@ -10,6 +10,7 @@ first comparison and in the second, independent one. Cells of equal code take 5 
 changed ones 50 to 2000 us, since below 20 us a change of 5 % is less than the 1 us that the rule
 asks for and is never called.
 """
+
 from __future__ import annotations
 
 import sys
@@ -35,8 +36,9 @@ class World:
     fastest_us: float = 5.0
 
 
-def rounds(world: World, gates: int, cells: int, rule: Rule,
-           rng: np.random.Generator) -> tuple[Array, Array]:
+def rounds(
+    world: World, gates: int, cells: int, rule: Rule, rng: np.random.Generator
+) -> tuple[Array, Array]:
     """Medians of one comparison: two arrays [gates, cells, K, 2] in us."""
     shape = (gates, cells, rule.rounds * 4)
     base = np.exp(rng.uniform(np.log(world.fastest_us), np.log(2000.0), (gates, cells, 1)))
@@ -69,9 +71,12 @@ NOISES = (0.003, 0.01, 0.02)
 def false_alarms(gates: int = 1000, cells: int = 20, seed: int = 2026) -> dict[str, int]:
     """Gates with an alarm among `gates` gates of equal code, for each noise, plain and spiked."""
     rule = Rule()
-    return {f"{noise:.1%}{', spikes' if spikes else ''}": int(
-        slower(World(noise, 0.0, spikes), gates, cells, rule, seed + i).any(axis=1).sum())
-        for i, (noise, spikes) in enumerate((n, s) for s in (False, True) for n in NOISES)}
+    return {
+        f"{noise:.1%}{', spikes' if spikes else ''}": int(
+            slower(World(noise, 0.0, spikes), gates, cells, rule, seed + i).any(axis=1).sum()
+        )
+        for i, (noise, spikes) in enumerate((n, s) for s in (False, True) for n in NOISES)
+    }
 
 
 def power(noise: float, effect: float, gates: int = 1000, seed: int = 77) -> float:
@@ -82,6 +87,7 @@ def power(noise: float, effect: float, gates: int = 1000, seed: int = 77) -> flo
 def figure(path: Path, gates: int = 400) -> None:
     """Detected part against the true change, for each noise."""
     import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -89,11 +95,21 @@ def figure(path: Path, gates: int = 400) -> None:
     effects = np.array([0, 1, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 10]) / 100
     fig, ax = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     for noise, color, marker in zip(NOISES, ("#0072B2", "#E69F00", "#D55E00"), "os^", strict=True):
-        ax.plot(100 * effects, [power(noise, e, gates) for e in effects], color=color,
-                marker=marker, ms=4, label=f"{noise:.1%} between processes")
+        ax.plot(
+            100 * effects,
+            [power(noise, e, gates) for e in effects],
+            color=color,
+            marker=marker,
+            ms=4,
+            label=f"{noise:.1%} between processes",
+        )
     ax.axvline(5, color="0.6", lw=0.8, ls="--")
-    ax.set(xlabel="true slowdown (%)", ylabel="gates that find it", ylim=(-0.02, 1.02),
-           title="Detection by the gate: 8 rounds of A B B A, twice")
+    ax.set(
+        xlabel="true slowdown (%)",
+        ylabel="gates that find it",
+        ylim=(-0.02, 1.02),
+        title="Detection by the gate: 8 rounds of A B B A, twice",
+    )
     ax.legend(frameon=False, loc="lower right")
     fig.savefig(path, metadata={"Date": None})
     plt.close(fig)

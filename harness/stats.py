@@ -11,6 +11,7 @@ SLOWER needs every one of: sign-flip p <= 0.01, median ratio >= 1 + max(3 %, 3 x
 bootstrap 95 % bound > 1.01, a difference >= 1 us, and all of that again in a second, independent
 comparison. What meets some of these is AMBIGUOUS, and says which it missed.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -33,9 +34,9 @@ class Rule:
 
     rounds: int = 8
     p: float = 0.01
-    effect: float = 0.03        # least change of the median ratio
-    floor_factor: float = 3.0   # or this many A/A floors, whichever is larger
-    bound: float = 1.01         # the interval must lie beyond this ratio
+    effect: float = 0.03  # least change of the median ratio
+    floor_factor: float = 3.0  # or this many A/A floors, whichever is larger
+    bound: float = 1.01  # the interval must lie beyond this ratio
     confidence: float = 0.95
     min_us: float = 1.0
     resamples: int = 2000
@@ -48,15 +49,15 @@ class Comparison:
 
     verdict: str
     reason: str
-    ratio: float | None = None      # median over rounds of time B / time A
-    low: float | None = None        # bootstrap interval of that median
+    ratio: float | None = None  # median over rounds of time B / time A
+    low: float | None = None  # bootstrap interval of that median
     high: float | None = None
-    p: float | None = None          # one-sided, in the direction of the ratio
-    floor: float | None = None      # A/A floor, relative
+    p: float | None = None  # one-sided, in the direction of the ratio
+    floor: float | None = None  # A/A floor, relative
     threshold: float | None = None  # ratio that counts as a change
     delta_us: float | None = None
     rounds: int | None = None
-    retry: bool = False             # a second comparison would decide
+    retry: bool = False  # a second comparison would decide
 
 
 def summarize(samples: Array | list[float]) -> dict[str, Any]:
@@ -70,9 +71,14 @@ def summarize(samples: Array | list[float]) -> dict[str, Any]:
     q1, median, q3 = np.quantile(x, (0.25, 0.5, 0.75))
     reach = 1.5 * (q3 - q1)
     outliers = np.flatnonzero((x < q1 - reach) | (x > q3 + reach))
-    return {"median": float(median), "q1": float(q1), "q3": float(q3), "min": float(x.min()),
-            "rel_iqr": float((q3 - q1) / median) if median > 0 else float("inf"),
-            "outliers": [int(i) for i in outliers]}
+    return {
+        "median": float(median),
+        "q1": float(q1),
+        "q3": float(q3),
+        "min": float(x.min()),
+        "rel_iqr": float((q3 - q1) / median) if median > 0 else float("inf"),
+        "outliers": [int(i) for i in outliers],
+    }
 
 
 def round_ratios(a: Array, b: Array) -> Array:
@@ -107,10 +113,17 @@ def bootstrap_interval(d: Array, rule: Rule) -> tuple[Array, Array]:
     """Percentile bootstrap interval of the median of `d [..., K]` over its rounds."""
     if d.shape[-1] < 2:
         return d.min(-1), d.max(-1)
-    result = sps.bootstrap((d,), np.median, axis=-1, method="percentile", vectorized=True,
-                           n_resamples=rule.resamples, confidence_level=rule.confidence,
-                           batch=max(1, int(2e7 / max(1, d.size))),
-                           rng=np.random.default_rng(rule.seed))
+    result = sps.bootstrap(
+        (d,),
+        np.median,
+        axis=-1,
+        method="percentile",
+        vectorized=True,
+        n_resamples=rule.resamples,
+        confidence_level=rule.confidence,
+        batch=max(1, int(2e7 / max(1, d.size))),
+        rng=np.random.default_rng(rule.seed),
+    )
     interval = result.confidence_interval
     return np.asarray(interval.low), np.asarray(interval.high)
 
@@ -124,8 +137,9 @@ def aa_floor(a: Array, b: Array) -> Array:
     error 1.25 s / sqrt(K). A drift within the round widens it: the safe side.
     """
     k = a.shape[-2]
-    gaps = np.concatenate([np.log(a[..., 0]) - np.log(a[..., 1]),
-                           np.log(b[..., 0]) - np.log(b[..., 1])], axis=-1)
+    gaps = np.concatenate(
+        [np.log(a[..., 0]) - np.log(a[..., 1]), np.log(b[..., 0]) - np.log(b[..., 1])], axis=-1
+    )
     out: Array = MEDIAN_EFFICIENCY * np.sqrt((gaps**2).mean(-1) / 2) / np.sqrt(k)
     return out
 
@@ -141,17 +155,29 @@ def evidence(a: Array, b: Array, rule: Rule, *, lazy: bool = False) -> dict[str,
     threshold = 1 + np.maximum(rule.effect, rule.floor_factor * floor)
     delta = np.median(b.mean(-1) - a.mean(-1), -1)
     p = sign_flip_p(d)
-    tests = {"has_effect": ratio >= threshold, "has_p": p <= rule.p,
-             "has_microsecond": delta >= rule.min_us,
-             "has_rounds": np.full(ratio.shape, d.shape[-1] >= rule.rounds)}
+    tests = {
+        "has_effect": ratio >= threshold,
+        "has_p": p <= rule.p,
+        "has_microsecond": delta >= rule.min_us,
+        "has_rounds": np.full(ratio.shape, d.shape[-1] >= rule.rounds),
+    }
     todo = np.logical_and.reduce(list(tests.values())) if lazy else np.ones(ratio.shape, bool)
     low, high = np.full(ratio.shape, np.nan), np.full(ratio.shape, np.nan)
     if todo.any():
         low[todo], high[todo] = (np.exp(x) for x in bootstrap_interval(d[todo], rule))
     tests["has_bound"] = low > rule.bound
     slower = np.logical_and.reduce(list(tests.values()))
-    return {"ratio": ratio, "low": low, "high": high, "p": p, "floor": floor,
-            "threshold": threshold, "delta_us": delta, "slower": slower, **tests}
+    return {
+        "ratio": ratio,
+        "low": low,
+        "high": high,
+        "p": p,
+        "floor": floor,
+        "threshold": threshold,
+        "delta_us": delta,
+        "slower": slower,
+        **tests,
+    }
 
 
 MISSED = {
@@ -168,8 +194,9 @@ def _call(a: Array, b: Array, rule: Rule) -> tuple[str, str, dict[str, Any]]:
     numbers["rounds"] = a.shape[-2]
     ratio, low, high, threshold = (numbers[k] for k in ("ratio", "low", "high", "threshold"))
     if numbers["has_effect"]:
-        missed = [text.format(**numbers, rule=rule)
-                  for test, text in MISSED.items() if not numbers[test]]
+        missed = [
+            text.format(**numbers, rule=rule) for test, text in MISSED.items() if not numbers[test]
+        ]
         return ("AMBIGUOUS" if missed else "SLOWER"), "; ".join(missed), numbers
     if 1 / ratio >= threshold:
         mirrored, why, other = _call(b, a, rule)
@@ -177,12 +204,19 @@ def _call(a: Array, b: Array, rule: Rule) -> tuple[str, str, dict[str, Any]]:
         return ("FASTER" if mirrored == "SLOWER" else "AMBIGUOUS"), why, numbers
     if high < threshold:
         return "SAME", f"within {threshold - 1:.1%} of the base", numbers
-    return "AMBIGUOUS", (f"the interval {low:.3f} to {high:.3f} reaches past the threshold "
-                         f"{threshold:.3f}: too noisy to call the same"), numbers
+    return (
+        "AMBIGUOUS",
+        (
+            f"the interval {low:.3f} to {high:.3f} reaches past the threshold "
+            f"{threshold:.3f}: too noisy to call the same"
+        ),
+        numbers,
+    )
 
 
-def compare(a: Array, b: Array, rule: Rule | None = None,
-            again: tuple[Array, Array] | None = None) -> Comparison:
+def compare(
+    a: Array, b: Array, rule: Rule | None = None, again: tuple[Array, Array] | None = None
+) -> Comparison:
     """Judge one cell: `a` and `b` are `[K, 2]` process medians in us, A the base and B the change.
 
     SLOWER and FASTER need `again`, the rounds of a second comparison, to agree; without it the
@@ -195,19 +229,42 @@ def compare(a: Array, b: Array, rule: Rule | None = None,
         why = f"looks {verdict.lower()}; a second comparison has to agree"
         verdict, retry = "AMBIGUOUS", True
     elif verdict in ("SLOWER", "FASTER") and again is not None:
-        second, _, s = _call(np.asarray(again[0], np.float64),
-                             np.asarray(again[1], np.float64), rule)
+        second, _, s = _call(
+            np.asarray(again[0], np.float64), np.asarray(again[1], np.float64), rule
+        )
         first, both = f"median ratio {e['ratio']:.3f}", second == verdict
-        why = f"{first}, and {s['ratio']:.3f} in a second comparison" if both else (
-            f"{first} is {verdict}, but a second comparison is {second} at {s['ratio']:.3f}")
+        why = (
+            f"{first}, and {s['ratio']:.3f} in a second comparison"
+            if both
+            else (f"{first} is {verdict}, but a second comparison is {second} at {s['ratio']:.3f}")
+        )
         verdict = verdict if both else "AMBIGUOUS"
-    return Comparison(verdict, why, e["ratio"], e["low"], e["high"], e["p"], e["floor"],
-                      e["threshold"], e["delta_us"], e["rounds"], retry)
+    return Comparison(
+        verdict,
+        why,
+        e["ratio"],
+        e["low"],
+        e["high"],
+        e["p"],
+        e["floor"],
+        e["threshold"],
+        e["delta_us"],
+        e["rounds"],
+        retry,
+    )
 
 
 # What two times must share before they are compared, and how a row or a process states it.
-COMPARABLE = ("device", "driver_major", "torch", "triton", "scope", "backend", "cache",
-              "useful_bytes")
+COMPARABLE = (
+    "device",
+    "driver_major",
+    "torch",
+    "triton",
+    "scope",
+    "backend",
+    "cache",
+    "useful_bytes",
+)
 
 
 def not_comparable(old: dict[str, Any], new: dict[str, Any]) -> str | None:

@@ -4,6 +4,7 @@ NVIDIA through NVML (nvidia-ml-py), AMD through amdsmi where that is installed. 
 None where neither answers, as on a CPU; a field that the driver refuses is None. Clocks are in
 MHz, power in W, temperature in degrees C. Reads only: no setting is touched.
 """
+
 from __future__ import annotations
 
 import os
@@ -37,6 +38,7 @@ def _try(read: Callable[[], Any]) -> Any:
 def _nvidia(index: int) -> Snapshot | None:
     try:
         import pynvml as nv
+
         nv.nvmlInit()
     except Exception:  # no package, no driver library, or no permission
         return None
@@ -55,13 +57,14 @@ def _nvidia(index: int) -> Snapshot | None:
         "sm_mhz": _try(lambda: nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_SM)),
         "mem_mhz": _try(lambda: nv.nvmlDeviceGetClockInfo(handle, nv.NVML_CLOCK_MEM)),
         "default_sm_mhz": _try(
-            lambda: nv.nvmlDeviceGetDefaultApplicationsClock(handle, nv.NVML_CLOCK_SM))
+            lambda: nv.nvmlDeviceGetDefaultApplicationsClock(handle, nv.NVML_CLOCK_SM)
+        )
         or _try(lambda: nv.nvmlDeviceGetMaxClockInfo(handle, nv.NVML_CLOCK_SM)),
         "power_w": None if power is None else power / 1000,
-        "temperature_c": _try(
-            lambda: nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU)),
-        "throttle": None if reasons is None else [
-            name for bit, name in THROTTLE_BITS.items() if reasons & bit],
+        "temperature_c": _try(lambda: nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU)),
+        "throttle": None
+        if reasons is None
+        else [name for bit, name in THROTTLE_BITS.items() if reasons & bit],
         "pids": pids,
     }
 
@@ -69,6 +72,7 @@ def _nvidia(index: int) -> Snapshot | None:
 def _amd(index: int) -> Snapshot | None:
     try:
         import amdsmi
+
         amdsmi.amdsmi_init()
         handle = amdsmi.amdsmi_get_processor_handles()[index]
     except Exception:  # as above
@@ -76,13 +80,23 @@ def _amd(index: int) -> Snapshot | None:
     gfx = _try(lambda: amdsmi.amdsmi_get_clock_info(handle, amdsmi.AmdSmiClkType.GFX)) or {}
     mem = _try(lambda: amdsmi.amdsmi_get_clock_info(handle, amdsmi.AmdSmiClkType.MEM)) or {}
     power = _try(lambda: amdsmi.amdsmi_get_power_info(handle)) or {}
-    hot = _try(lambda: amdsmi.amdsmi_get_temp_metric(
-        handle, amdsmi.AmdSmiTemperatureType.HOTSPOT, amdsmi.AmdSmiTemperatureMetric.CURRENT))
+    hot = _try(
+        lambda: amdsmi.amdsmi_get_temp_metric(
+            handle, amdsmi.AmdSmiTemperatureType.HOTSPOT, amdsmi.AmdSmiTemperatureMetric.CURRENT
+        )
+    )
     pids = _try(lambda: sorted(p["pid"] for p in amdsmi.amdsmi_get_gpu_process_list(handle)))
     driver = _try(lambda: amdsmi.amdsmi_get_gpu_driver_info(handle)["driver_version"])
-    return {"driver": driver, "sm_mhz": gfx.get("clk"), "mem_mhz": mem.get("clk"),
-            "default_sm_mhz": gfx.get("max_clk"), "power_w": power.get("current_socket_power"),
-            "temperature_c": hot, "throttle": None, "pids": pids}
+    return {
+        "driver": driver,
+        "sm_mhz": gfx.get("clk"),
+        "mem_mhz": mem.get("clk"),
+        "default_sm_mhz": gfx.get("max_clk"),
+        "power_w": power.get("current_socket_power"),
+        "temperature_c": hot,
+        "throttle": None,
+        "pids": pids,
+    }
 
 
 def snapshot(device: torch.device | str) -> Snapshot | None:

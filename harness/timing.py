@@ -12,6 +12,7 @@ A number that cannot be true is not reported: a clock under load below 75 % of t
 (THROTTLED), another process on the device (CONTENDED), a bandwidth more than 3 % above the device's
 own copy (IMPOSSIBLE), samples that do not settle (NOISY).
 """
+
 from __future__ import annotations
 
 import gc
@@ -54,10 +55,13 @@ class Plan:
         for key, allowed in (("scope", ("call", "kernel")), ("cache", ("cold", "warm"))):
             if getattr(self, key) not in allowed:
                 raise UsageError(
-                    f"timing.{key}={getattr(self, key)!r} is not one of {', '.join(allowed)}")
+                    f"timing.{key}={getattr(self, key)!r} is not one of {', '.join(allowed)}"
+                )
         if not 2 <= self.min_samples <= self.max_samples:
-            raise UsageError(f"timing: 2 <= min_samples <= max_samples does not hold "
-                             f"({self.min_samples}, {self.max_samples})")
+            raise UsageError(
+                f"timing: 2 <= min_samples <= max_samples does not hold "
+                f"({self.min_samples}, {self.max_samples})"
+            )
 
 
 def plan(timing: Plan | str | Mapping[str, Any]) -> Plan:
@@ -66,6 +70,7 @@ def plan(timing: Plan | str | Mapping[str, Any]) -> Plan:
         return timing
     if isinstance(timing, str):
         from omegaconf import OmegaConf
+
         file = CONF / f"{timing}.yaml"
         if not file.is_file():
             names = [p.stem for p in CONF.glob("*.yaml")]
@@ -86,9 +91,11 @@ def llc_bytes(device: torch.device) -> int:
         # The driver states 4 MiB of L2 on CDNA3 and CDNA4; behind it is 256 MiB of Infinity Cache
         # (AMD CDNA 3 white paper).
         return max(l2, 256 * MIB) if torch.version.hip else l2
-    sizes = [int(p.read_text().strip().rstrip("K")) * 1024
-             for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
-             if p.read_text().strip().endswith("K")]
+    sizes = [
+        int(p.read_text().strip().rstrip("K")) * 1024
+        for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
+        if p.read_text().strip().endswith("K")
+    ]
     return max(sizes, default=32 * MIB)
 
 
@@ -111,13 +118,19 @@ def _graph(fn: Callable[[], Any], calls: int, device: torch.device) -> torch.cud
         stream: Callable[..., torch.cuda.Stream] = torch.cuda.Stream
         side = stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(side):
             fn()
+            _sync(device)
+            # not `torch.cuda.graph`, which collects garbage and empties the allocator's cache:
+            # 0.1 s for each capture
+            graph.capture_begin()
+            try:
+                for _ in range(calls):
+                    fn()
+            finally:
+                graph.capture_end()
         torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(calls):
-                fn()
     except RuntimeError:
         _sync(device)
         return None
@@ -168,9 +181,11 @@ def sample(fn: Callable[[], Any], p: Plan, device: torch.device) -> tuple[list[f
         if graph is not None:
             run, backend = graph.replay, "graph"
     if backend != "graph" and calls > 1:
+
         def run() -> None:
             for _ in range(calls):
                 fn()
+
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -181,8 +196,8 @@ def sample(fn: Callable[[], Any], p: Plan, device: torch.device) -> tuple[list[f
             more = batch(run, flush, min(step, p.max_samples - len(samples)))
             samples += [t / calls for t in more]
             if len(samples) >= p.min_samples and (
-                    time.perf_counter() > deadline
-                    or stats.summarize(samples)["rel_iqr"] < p.rel_iqr):
+                time.perf_counter() > deadline or stats.summarize(samples)["rel_iqr"] < p.rel_iqr
+            ):
                 break
     finally:
         if collecting:
@@ -231,10 +246,15 @@ def device_name(device: torch.device | str) -> str:
     return "cpu"
 
 
-def measure(fn: Callable[[], Any], *, device: torch.device | str,
-            timing: Plan | str | Mapping[str, Any], useful_bytes: int,
-            copy_gb_per_s: float | None = None, siblings: Iterable[int] = (),
-            ) -> tuple[dict[str, Any] | None, str | None]:
+def measure(
+    fn: Callable[[], Any],
+    *,
+    device: torch.device | str,
+    timing: Plan | str | Mapping[str, Any],
+    useful_bytes: int,
+    copy_gb_per_s: float | None = None,
+    siblings: Iterable[int] = (),
+) -> tuple[dict[str, Any] | None, str | None]:
     """(time, None) or (None, reason code): see the module's page and DESIGN's row schema.
 
     fn takes nothing, may be called any number of times, and its result has been checked.
@@ -263,19 +283,33 @@ def measure(fn: Callable[[], Any], *, device: torch.device | str,
     rate = useful_bytes / s["median"] / 1e3
     # A warm cache may well be faster than memory; only what cannot fit in it is held to the copy.
     if (p.cache == "cold" or useful_bytes > 4 * llc_bytes(device)) and (
-            rate > (1 + p.copy_excess) * limit):
+        rate > (1 + p.copy_excess) * limit
+    ):
         return None, "IMPOSSIBLE"
     return {
-        "scope": "kernel" if backend == "graph" else "call", "device": device_name(device),
-        "median_us": s["median"], "q1_us": s["q1"], "q3_us": s["q3"], "min_us": s["min"],
-        "rel_iqr": s["rel_iqr"], "converged": s["rel_iqr"] < p.rel_iqr,
-        "samples_us": [round(x, 3) for x in samples], "outliers": s["outliers"],
-        "calls_per_sample": calls, "useful_bytes": useful_bytes, "gb_per_s": rate,
-        "copy_gb_per_s": limit, "copy_fraction": rate / limit, "cache": p.cache,
-        "backend": backend, "plan": p.name, "first_call_ms": first_call_ms,
+        "scope": "kernel" if backend == "graph" else "call",
+        "device": device_name(device),
+        "median_us": s["median"],
+        "q1_us": s["q1"],
+        "q3_us": s["q3"],
+        "min_us": s["min"],
+        "rel_iqr": s["rel_iqr"],
+        "converged": s["rel_iqr"] < p.rel_iqr,
+        "samples_us": [round(x, 3) for x in samples],
+        "outliers": s["outliers"],
+        "calls_per_sample": calls,
+        "useful_bytes": useful_bytes,
+        "gb_per_s": rate,
+        "copy_gb_per_s": limit,
+        "copy_fraction": rate / limit,
+        "cache": p.cache,
+        "backend": backend,
+        "plan": p.name,
+        "first_call_ms": first_call_ms,
         "driver_major": telemetry.driver_major(before),
-        "telemetry": None if before is None else {"before": _public(before),
-                                                  "after": _public(after)},
+        "telemetry": None
+        if before is None
+        else {"before": _public(before), "after": _public(after)},
     }, None
 
 

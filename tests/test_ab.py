@@ -1,4 +1,5 @@
 """`gate ab` for real on this machine's CPU: two folders of kernels, fresh processes, rounds."""
+
 import shutil
 from pathlib import Path
 
@@ -12,20 +13,30 @@ from harness.ab_pair import Pair, Setup, worktree
 from harness.gate_rules import Limits
 
 ROOT = Path(kernels.__file__).resolve().parent.parent
-TIMING = {"name": "test", "cache": "warm", "noisy_rel_iqr": 100.0, "min_samples": 4,
-          "max_samples": 4, "warmup_calls": 2, "warmup_ms": 1.0}
+TIMING = {
+    "name": "test",
+    "cache": "warm",
+    "noisy_rel_iqr": 100.0,
+    "min_samples": 4,
+    "max_samples": 4,
+    "warmup_calls": 2,
+    "warmup_ms": 1.0,
+}
 
 
 @pytest.fixture(scope="module")
 def slowed(tmp_path_factory):
     """A copy of kernels in which one routine waits for a twentieth of a second."""
     folder = tmp_path_factory.mktemp("slowed")
-    shutil.copytree(ROOT / "kernels", folder / "kernels",
-                    ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "kernels", folder / "kernels", ignore=shutil.ignore_patterns("__pycache__")
+    )
     file = folder / "kernels" / "reference" / "nvfp4.py"
-    file.write_text(file.read_text() + "\n\nimport time\n_plain = swizzle_blockscale\n\n\n"
-                    "def swizzle_blockscale(scale, *, out=None):\n"
-                    "    time.sleep(0.05)\n    return _plain(scale, out=out)\n")
+    file.write_text(
+        file.read_text() + "\n\nimport time\n_plain = swizzle_blockscale\n\n\n"
+        "def swizzle_blockscale(scale, *, out=None):\n"
+        "    time.sleep(0.05)\n    return _plain(scale, out=out)\n"
+    )
     return folder
 
 
@@ -64,10 +75,15 @@ def test_identical_machine_code_is_the_environment():
     same = {"isa": {"k": ["1"]}, "launches": ["k"], "time": {"scope": "kernel"}}
     slow = stats.Comparison("SLOWER", "median ratio 1.1")
     assert ab._environment(slow, same, same).verdict == "ENVIRONMENT"
-    for change in ({"isa": {"k": ["2"]}}, {"launches": ["k", "k"]}, {"time": {"scope": "call"}},
-                   {"isa": {}}):
+    for change in (
+        {"isa": {"k": ["2"]}},
+        {"launches": ["k", "k"]},
+        {"time": {"scope": "call"}},
+        {"isa": {}},
+    ):
         assert ab._environment(slow, same, {**same, **change}).verdict == "SLOWER" or (
-            "time" in change)
+            "time" in change
+        )
     called = {**same, "time": {"scope": "call"}}
     assert ab._environment(slow, called, called).verdict == "SLOWER"
 
@@ -75,6 +91,7 @@ def test_identical_machine_code_is_the_environment():
 @pytest.mark.parametrize("case", ab_suite.SUITE)
 def test_every_case_builds_from_the_public_names(case):
     import torch
+
     make = ab_suite.Inputs(torch.device("cpu"), 1)
     work = ab_suite.build(case, lambda name: kernels.resolve(name, "reference"), make)
     assert work.useful_bytes > 2**20
@@ -90,9 +107,14 @@ def test_a_worktree_is_removed_and_an_unknown_revision_is_a_usage_error():
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(("argv", "message"), [
-    ([], "--base REV is missing"), (["--base", "HEAD", "only=swizle"], "did you mean"),
-    (["--base", "HEAD", "ony=x"], "did you mean only")])
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "--base REV is missing"),
+        (["--base", "HEAD", "only=swizle"], "did you mean"),
+        (["--base", "HEAD", "ony=x"], "did you mean only"),
+    ],
+)
 def test_usage(argv, message, capsys):
     assert harness_main(["gate", "ab", *argv]) == 4
     assert message in capsys.readouterr().err

@@ -1,4 +1,5 @@
 """The gate end to end on rows: each planted change gives its exit code and a sentence naming it."""
+
 import copy
 import json
 from xml.etree import ElementTree as ET
@@ -12,18 +13,40 @@ LIMITS = gate_rules.Limits()
 
 
 def row(path="mxfp4_triton", tp_size=1, hw="h200", **changes):
-    cell = {"hw": hw, "model": "gpt_oss_20b", "path": path, "tp_size": tp_size, "tp_rank": 0,
-            "ep_size": 1, "experts": 2, "impl": "reference", "env": "current", "size": "ci",
-            "source": "synthetic", "seed": 0}
+    cell = {
+        "hw": hw,
+        "model": "gpt_oss_20b",
+        "path": path,
+        "tp_size": tp_size,
+        "tp_rank": 0,
+        "ep_size": 1,
+        "experts": 2,
+        "impl": "reference",
+        "env": "current",
+        "size": "ci",
+        "source": "synthetic",
+        "seed": 0,
+    }
     out = rows.new_row(cell)
     out |= {
         "checks": {"inverse": "pass", "formula": "pass (6 rows)", "mutation": "skip: strided"},
         "digests": {"w13_weight": "sha256:" + "ab" * 32, "w2_weight": "sha256:" + "cd" * 32},
-        "layouts": {"w13_weight": {"name": "hopper_value_v3", "padded": [64, 64],
-                                   "stride": [4096, 1, 64], "pad_bytes": 0}},
+        "layouts": {
+            "w13_weight": {
+                "name": "hopper_value_v3",
+                "padded": [64, 64],
+                "stride": [4096, 1, 64],
+                "pad_bytes": 0,
+            }
+        },
         "decisions": {"outcome": "ok", "reason": "a sentence", "constraints": {"split_k": 1}},
-        "memory": {"output_bytes": 10 * 2**20, "peak_extra_bytes": 15 * 2**20,
-                   "scratch_bytes": 5 * 2**20, "launches": 3, "method": "allocator record"},
+        "memory": {
+            "output_bytes": 10 * 2**20,
+            "peak_extra_bytes": 15 * 2**20,
+            "scratch_bytes": 5 * 2**20,
+            "launches": 3,
+            "method": "allocator record",
+        },
         "provenance": {"device": "AMD EPYC", "torch": "2.13.0", "triton": "3.9.0"},
     }
     del out["memory_absent"]
@@ -31,8 +54,16 @@ def row(path="mxfp4_triton", tp_size=1, hw="h200", **changes):
 
 
 def timed(median, **changes):
-    time = {"scope": "call", "device": "NVIDIA H200", "median_us": median, "rel_iqr": 0.005,
-            "useful_bytes": 100, "cache": "cold", "backend": "event", "driver_major": "580"}
+    time = {
+        "scope": "call",
+        "device": "NVIDIA H200",
+        "median_us": median,
+        "rel_iqr": 0.005,
+        "useful_bytes": 100,
+        "cache": "cold",
+        "backend": "event",
+        "driver_major": "580",
+    }
     return row(time=time | changes)
 
 
@@ -42,8 +73,9 @@ BASE = [row(), row(tp_size=8), row("nvfp4_trtllm", hw="b200")]
 @pytest.fixture
 def files(tmp_path):
     """Writes a baseline of BASE and a run; gives run(rows, *options) -> exit code."""
-    baseline.save(tmp_path / "base.jsonl", BASE, gate.CLASSES[:3], who="me", why="a test",
-                  commit="c0ffee")
+    baseline.save(
+        tmp_path / "base.jsonl", BASE, gate.CLASSES[:3], who="me", why="a test", commit="c0ffee"
+    )
 
     def run(found, *options, base="base.jsonl"):
         path = tmp_path / "run.jsonl"
@@ -65,36 +97,64 @@ def set_path(*path, to):
         for name in path[:-1]:
             r = r[name]
         r[path[-1]] = to
+
     return edit
 
 
 def test_an_equal_run_passes_and_says_how_much_was_compared(files, capsys):
     assert files(BASE) == 0
     assert "gate: passed (exit 0); cells compared: exact 3, coverage 3, memory 3" in (
-        capsys.readouterr().out)
+        capsys.readouterr().out
+    )
 
 
 PLANTED = {
-    "a byte fault": (set_path("digests", "w2_weight", to="sha256:" + "ce" * 32), 2,
-                     "w2_weight: the bytes differ, sha256:cdcdcdcdcdcd is now sha256:cecececece"),
-    "a tensor less": (lambda r: r["digests"].pop("w2_weight"), 2,
-                      "w2_weight: sha256:cdcdcdcdcdcd is now absent"),
-    "a stride": (set_path("layouts", "w13_weight", "stride", to=[4096, 64, 1]), 2,
-                 "layouts.w13_weight.stride: [4096, 1, 64] is now [4096, 64, 1]"),
-    "a decision": (set_path("decisions", "constraints", "split_k", to=2), 2,
-                   "decisions.constraints.split_k: 1 is now 2"),
+    "a byte fault": (
+        set_path("digests", "w2_weight", to="sha256:" + "ce" * 32),
+        2,
+        "w2_weight: the bytes differ, sha256:cdcdcdcdcdcd is now sha256:cecececece",
+    ),
+    "a tensor less": (
+        lambda r: r["digests"].pop("w2_weight"),
+        2,
+        "w2_weight: sha256:cdcdcdcdcdcd is now absent",
+    ),
+    "a stride": (
+        set_path("layouts", "w13_weight", "stride", to=[4096, 64, 1]),
+        2,
+        "layouts.w13_weight.stride: [4096, 1, 64] is now [4096, 64, 1]",
+    ),
+    "a decision": (
+        set_path("decisions", "constraints", "split_k", to=2),
+        2,
+        "decisions.constraints.split_k: 1 is now 2",
+    ),
     "wrong bytes found by a check": (
-        lambda r: r.update(status="wrong", reason="inverse: w13_weight differs at (3, 5)"), 2,
-        "wrong: inverse: w13_weight differs at (3, 5)"),
-    "a check that no longer runs": (set_path("checks", "inverse", to="skip: slow"), 3,
-                                    "check inverse passed in the baseline and is now skip: slow"),
-    "evidence that is gone": (lambda r: r.update(memory=None, memory_absent="FILTERED"), 3,
-                              "memory was measured and is gone: FILTERED"),
-    "a crash": (lambda r: r.update(status="crashed", reason="SIGSEGV"), 3,
-                "was ok, is crashed: SIGSEGV"),
+        lambda r: r.update(status="wrong", reason="inverse: w13_weight differs at (3, 5)"),
+        2,
+        "wrong: inverse: w13_weight differs at (3, 5)",
+    ),
+    "a check that no longer runs": (
+        set_path("checks", "inverse", to="skip: slow"),
+        3,
+        "check inverse passed in the baseline and is now skip: slow",
+    ),
+    "evidence that is gone": (
+        lambda r: r.update(memory=None, memory_absent="FILTERED"),
+        3,
+        "memory was measured and is gone: FILTERED",
+    ),
+    "a crash": (
+        lambda r: r.update(status="crashed", reason="SIGSEGV"),
+        3,
+        "was ok, is crashed: SIGSEGV",
+    ),
     "a refusal": (lambda r: r.update(status="refused", reason="N odd"), 3, "was ok, is refused"),
-    "a doubled scratch": (set_path("memory", "scratch_bytes", to=10 * 2**20), 1,
-                          "scratch_bytes: 5,242,880 bytes is now 10,485,760 bytes, 2.00x"),
+    "a doubled scratch": (
+        set_path("memory", "scratch_bytes", to=10 * 2**20),
+        1,
+        "scratch_bytes: 5,242,880 bytes is now 10,485,760 bytes, 2.00x",
+    ),
     "a further launch": (set_path("memory", "launches", to=4), 1, "launches: 3 is now 4"),
 }
 
@@ -110,8 +170,10 @@ def test_a_planted_change_gives_its_code_and_sentence(files, name, capsys):
 
 def test_a_dropped_cell(files, capsys):
     assert files(BASE[:2]) == 3
-    assert ("b200 gpt_oss_20b nvfp4_trtllm tp1: the baseline has this cell, the run does not"
-            in capsys.readouterr().out)
+    assert (
+        "b200 gpt_oss_20b nvfp4_trtllm tp1: the baseline has this cell, the run does not"
+        in capsys.readouterr().out
+    )
 
 
 def test_an_empty_run(files, capsys):
@@ -123,7 +185,8 @@ def test_a_run_in_which_nothing_was_verified(files, capsys):
     skipped = [r | {"status": "skipped", "reason": "too large"} for r in copy.deepcopy(BASE)]
     assert files(skipped) == 3
     assert "nothing was verified (exit 3): none of the run's 3 cells is ok" in (
-        capsys.readouterr().out)
+        capsys.readouterr().out
+    )
 
 
 def test_what_does_not_count(files):
@@ -148,8 +211,11 @@ def test_wrong_bytes_go_before_lost_coverage_before_memory(files, capsys):
     PLANTED["a byte fault"][0](found[1])
     capsys.readouterr()
     assert files(found[:2]) == 2
-    verdicts = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines()
-                if "│ " in line and line.split("│")[1].strip()]
+    verdicts = [
+        line.split("│")[1].strip()
+        for line in capsys.readouterr().out.splitlines()
+        if "│ " in line and line.split("│")[1].strip()
+    ]
     assert verdicts == ["CHANGED", "LOST", "MORE"]
 
 
@@ -158,10 +224,15 @@ def test_axes_limit_both_sides(files):
     assert files(BASE[:2], "hw=b200") == 3
 
 
-@pytest.mark.parametrize(("option", "message"), [
-    ("clases=exact", "did you mean classes"), ("classes=exat", "did you mean exact"),
-    ("memory_rel=lots", "is not a number"), ("frobnicate", "cannot read"),
-])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("clases=exact", "did you mean classes"),
+        ("classes=exat", "did you mean exact"),
+        ("memory_rel=lots", "is not a number"),
+        ("frobnicate", "cannot read"),
+    ],
+)
 def test_usage_errors_are_exit_4(files, capsys, option, message):
     assert files(BASE, option) == 4
     assert message in capsys.readouterr().err
@@ -171,9 +242,11 @@ def test_broken_baselines_are_exit_4(files, capsys):
     assert files(BASE, base="none.jsonl") == 4
     assert "no baseline" in capsys.readouterr().err
     text = (files.folder / "base.jsonl").read_text().splitlines()
-    for name, lines, message in [("cut", text[:-1], "says 3 cells, the file holds 2"),
-                                 ("torn", [*text[:-1], text[-1][:50]], "cannot be read"),
-                                 ("headless", text[1:], "does not begin with its header")]:
+    for name, lines, message in [
+        ("cut", text[:-1], "says 3 cells, the file holds 2"),
+        ("torn", [*text[:-1], text[-1][:50]], "cannot be read"),
+        ("headless", text[1:], "does not begin with its header"),
+    ]:
         (files.folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
         assert files(BASE, base=f"{name}.jsonl") == 4
         assert message in capsys.readouterr().err
@@ -212,12 +285,15 @@ def test_accept_says_who_when_and_why_and_round_trips(files, tmp_path, capsys):
     assert "against the old baseline: wrong or changed bytes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("found", "why", "message"), [
-    ([row(status="wrong", reason="x")], "w", "cannot be accepted"),
-    ([row(status="crashed", reason="x"), row(tp_size=2)], "w", "run them again"),
-    ([row(status="refused", reason="x")], "w", "nothing to accept"),
-    ([row()], " ", "needs who=NAME and why="),
-])
+@pytest.mark.parametrize(
+    ("found", "why", "message"),
+    [
+        ([row(status="wrong", reason="x")], "w", "cannot be accepted"),
+        ([row(status="crashed", reason="x"), row(tp_size=2)], "w", "run them again"),
+        ([row(status="refused", reason="x")], "w", "nothing to accept"),
+        ([row()], " ", "needs who=NAME and why="),
+    ],
+)
 def test_accept_refuses(tmp_path, found, why, message):
     with pytest.raises(UsageError, match=message):
         baseline.save(tmp_path / "b.jsonl", found, gate.CLASSES, who="me", why=why)

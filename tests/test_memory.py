@@ -1,4 +1,5 @@
 """Measured memory: exact on known calls, and against the resident set that the kernel reports."""
+
 import re
 from pathlib import Path
 

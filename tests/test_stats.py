@@ -1,4 +1,5 @@
 """The gate's statistics: against scipy, on exact cases, over thousands of simulated gates."""
+
 import numpy as np
 import pytest
 from scipy import stats as sps
@@ -25,9 +26,14 @@ def test_summary_names_outliers_and_drops_nothing():
 @pytest.mark.parametrize("seed", range(6))
 def test_sign_flip_equals_scipys_exact_permutation_test(seed):
     d = np.random.default_rng(seed).normal(0.01, 0.02, 8)
-    expected = sps.permutation_test((d, np.zeros(8)), lambda x, y, axis: np.mean(x - y, axis=axis),
-                                    permutation_type="samples", alternative="greater",
-                                    n_resamples=np.inf, vectorized=True).pvalue
+    expected = sps.permutation_test(
+        (d, np.zeros(8)),
+        lambda x, y, axis: np.mean(x - y, axis=axis),
+        permutation_type="samples",
+        alternative="greater",
+        n_resamples=np.inf,
+        vectorized=True,
+    ).pvalue
     assert stats.sign_flip_p(d) == pytest.approx(expected)
 
 
@@ -74,11 +80,14 @@ def test_slower_has_to_recur():
     assert twice.verdict == "AMBIGUOUS" and "second comparison is SAME" in twice.reason
 
 
-@pytest.mark.parametrize(("change", "why"), [
-    ({"us": 10.0}, "is below 1 us"),                   # +8 % of 10 us
-    ({"rounds": 4}, "4 rounds are fewer than 8"),
-    ({"flip": True}, "above 0.01"),
-])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"us": 10.0}, "is below 1 us"),  # +8 % of 10 us
+        ({"rounds": 4}, "4 rounds are fewer than 8"),
+        ({"flip": True}, "above 0.01"),
+    ],
+)
 def test_a_missing_condition_is_named(change, why):
     a, b = medians(1.08, 0.002, 0, us=change.get("us", 100.0))
     if "rounds" in change:

@@ -1,4 +1,5 @@
 """Times that are true, and null with a reason where they cannot be."""
+
 import time
 
 import pytest
@@ -11,8 +12,9 @@ CPU = torch.device("cpu")
 
 
 def measure(fn, plan=WARM, useful_bytes=1000, **kwargs):
-    return timing.measure(fn, device="cpu", timing=plan, useful_bytes=useful_bytes,
-                          **{"copy_gb_per_s": 10.0} | kwargs)
+    return timing.measure(
+        fn, device="cpu", timing=plan, useful_bytes=useful_bytes, **{"copy_gb_per_s": 10.0} | kwargs
+    )
 
 
 @pytest.mark.parametrize("name", ["quick", "careful"])
@@ -26,8 +28,12 @@ def test_every_plan_keeps_the_promises(name):
 
 def test_a_plan_from_a_mapping_and_bad_plans():
     assert timing.plan({"name": "x", "cache": "warm"}).cache == "warm"
-    for bad, message in [("quik", "did you mean quick"), ({"cach": "warm"}, "did you mean cache"),
-                         ({"cache": "hot"}, "not one of cold, warm"), ({"min_samples": 1}, "2 <=")]:
+    for bad, message in [
+        ("quik", "did you mean quick"),
+        ({"cach": "warm"}, "did you mean cache"),
+        ({"cache": "hot"}, "not one of cold, warm"),
+        ({"min_samples": 1}, "2 <="),
+    ]:
         with pytest.raises(UsageError, match=message):
             timing.plan(bad)
 
@@ -130,6 +136,7 @@ def test_every_reason_is_a_code_of_the_row():
 
 def test_other_processes_in_and_out_of_our_pid_namespace():
     import os
+
     me = os.getpid()
     assert telemetry.others(None) == 0
     assert telemetry.others({"pids": [me]}) == 0
@@ -150,7 +157,8 @@ def test_copy_speed_counts_read_and_write():
 def test_gpu_time_of_a_copy_is_its_copy_speed(scope):
     a = torch.empty(2**30, dtype=torch.uint8, device="cuda").random_()
     b = torch.empty_like(a)
-    found, absent = timing.measure(lambda: b.copy_(a), device="cuda", useful_bytes=2 * 2**30,
-                                   timing=timing.Plan(scope=scope))
+    found, absent = timing.measure(
+        lambda: b.copy_(a), device="cuda", useful_bytes=2 * 2**30, timing=timing.Plan(scope=scope)
+    )
     assert absent is None and found["scope"] == scope
     assert found["copy_fraction"] == pytest.approx(1.0, abs=0.03)
