@@ -26,7 +26,8 @@ lint: $(READY)
 	$(RUN) -m mypy
 
 bench: $(READY)            ## CPU times of the reference routines, by pytest-benchmark
-	$(RUN) -m pytest tests/bench --benchmark-only -n 0
+	mkdir -p results/runs
+	$(RUN) -m pytest tests/bench --benchmark-only -n 0 --benchmark-json=results/runs/bench.json
 
 faults: $(READY)           ## the fault suite alone
 	$(RUN) -m pytest tests/faults -n 0
