@@ -179,7 +179,7 @@ def test_bad_calls_say_what_to_do_and_change_nothing(kwargs: dict[str, object], 
 
 
 def test_paired_bf16_arithmetic_equals_the_table_for_every_value() -> None:
-    """What kernels/fused/quantize_pairs.py computes, with torch rounding each fused step to bf16."""
+    """What kernels/fused/quantize_pairs.py computes, torch rounding each fused step."""
     y = torch.arange(0x40E0, dtype=torch.int16).view(torch.bfloat16)  # every bf16 in [0, 7)
     wide = y.double()
     lines = (wide * 2 + 128, wide + 130, wide * 0.5 + 132)

@@ -128,12 +128,13 @@ def tile_for(rows: Rows) -> tuple[int, int, int]:
     *_, row, k = rows.strides[0]
     if row == 1 and k != 1 and rows.sizes[2] > 1:  # contiguous across rows: turned on chip
         return 64, 128, 4
-    block_k = min(TILE, max(32, 1 << (rows.length - 1).bit_length()))
-    block_r = min(TILE // block_k, 1 << (rows.sizes[2] - 1).bit_length())
+    tile = TILE // 2 if rows.tensors[0].dtype == torch.float32 else TILE
+    block_k = min(tile, max(32, 1 << (rows.length - 1).bit_length()))
+    block_r = min(tile // block_k, 1 << (rows.sizes[2] - 1).bit_length())
     return block_r, block_k, 4
 
 
-TILE = 4096
+TILE = 4096  # elements a program; half for fp32, which spilled registers on sm_120
 
 
 def _launch(
