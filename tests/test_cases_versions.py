@@ -61,7 +61,7 @@ CDNA4 = tk.SPELLINGS["cdna4_scale"].names
         (NewLayout, "CDNA4MXScaleLayout", "3.8"),
     ],
 )
-def test_either_name_gives_the_class_and_the_generation_is_by_feature(
+def test_case_18_either_name_gives_the_class_and_the_generation_is_by_feature(
     monkeypatch: pytest.MonkeyPatch, base: type, name: str, generation: str
 ) -> None:
     wanted = type(name, (base,), {})
@@ -137,7 +137,7 @@ def test_pypis_package_of_that_name_is_recognised(monkeypatch: pytest.MonkeyPatc
         ("sm80", "2.13.0", False),
     ],
 )
-def test_torch_gates_hopper_alone(target: str, version: str, swizzled: bool) -> None:
+def test_case_19_torch_gates_hopper_alone(target: str, version: str, swizzled: bool) -> None:
     choice = choose_mxfp4(target, torch_version=version)
     assert (choice.scale.name != "strided") is swizzled
     warned = target == "sm90" and not swizzled

@@ -147,3 +147,21 @@ def test_prepare_static_weights_for_trtllm_fp4_moe_names_the_tensor() -> None:
         kernels.prepare_static_weights_for_trtllm_fp4_moe(
             x["w13"], x["w2"], x["w13_scale"], x["w2_scale"][:1], 128, 128, 2, True
         )
+
+
+def test_expert_by_expert_into_its_final_place() -> None:
+    x = layer(3, 128, 128, True)
+    args = (x["w13"], x["w2"], x["w13_scale"], x["w2_scale"])
+    whole = kernels.prepare_static_weights_for_trtllm_fp4_moe(*args, 128, 128, 3, True)
+    out = tuple(torch.empty_like(tensor) for tensor in whole)
+    for e in range(3):
+        kernels.prepare_static_weights_for_trtllm_fp4_moe(
+            *(tensor[e : e + 1] for tensor in args), 128, 128, 1, True,
+            out=out, experts=slice(e, e + 1),
+        )  # fmt: skip
+    for got, want in zip(out, whole, strict=True):
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+    with pytest.raises(LayoutError, match="needs out="):
+        kernels.prepare_static_weights_for_trtllm_fp4_moe(
+            *args, 128, 128, 3, True, experts=slice(0, 1)
+        )

@@ -1,7 +1,10 @@
 """A whole NVFP4 layer: padding for FlashInfer, and the CuteDSL and TRT-LLM preparations.
 
 Tensors of a layer: w13 [E, 2I, H/2] (or [E, I, H/2] without a gate) and w2 [E, H, I/2], packed
-bytes; their scales [E, rows, K/16]. Signatures are vLLM's, so each routine can be swapped in.
+bytes; their scales [E, rows, K/16]. Signatures are vLLM's, so each routine can be swapped in. `out`
+takes the four prepared tensors (w13, w13_scale, w2, w2_scale) of a layer, so that a loader can
+reuse buffers; with `experts`, a slice, the inputs hold that slice's experts only, so that a
+checkpoint is prepared expert by expert into its final place.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from kernels.reference.nvfp4 import (
     swizzle_blockscale,
 )
 from kernels.reference.reorder import (
+    check_out,
     interleave_linear_and_gate,
     reorder_w13_to_w31_for_flashinfer_cutedsl,
 )
 
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 PREPARED_CUTEDSL = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor,
     torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor,
@@ -96,9 +101,11 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
     w2_scale: torch.Tensor,
     w2_scale_2: torch.Tensor,
     a2_scale: torch.Tensor,
+    *,
+    out: Four | None = None,
+    experts: slice | None = None,
 ) -> PREPARED_CUTEDSL:
-    """A layer for FlashInfer's CuteDSL grouped GEMM; the eight tensors in the order of the
-    arguments.
+    """A layer for FlashInfer's CuteDSL grouped GEMM, in the order of the arguments.
 
     layer: anything with `.activation` (a name or vLLM's enum) and, for EPLB,
     `.moe_config.moe_parallel_config.enable_eplb`. w13 [E, 2I, H/2] uint8, w13_scale [E, 2I, H/16]
@@ -109,9 +116,8 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
     """
     activation = activations.find(layer.activation)
     eplb = enable_eplb(layer)
-    experts = w13.shape[0]
-    a13 = amax_for_moe_activation_quant(a13_scale, eplb).repeat(experts)
-    a2 = amax_for_moe_activation_quant(a2_scale, eplb).repeat(experts)
+    a13 = amax_for_moe_activation_quant(a13_scale, eplb).repeat(w13.shape[0])
+    a2 = amax_for_moe_activation_quant(a2_scale, eplb).repeat(w13.shape[0])
     if activation.gated:
         w13, w13_scale = reorder_w13_to_w31_for_flashinfer_cutedsl(activation, w13, w13_scale)
     w13, w13_scale, w2, w2_scale, _ = align_fp4_moe_weights_for_fi(
@@ -121,10 +127,11 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
     if activation.gated:
         w13 = interleave_linear_and_gate(w13, 64, dim=1)
         w13_scale = interleave_linear_and_gate(w13_scale, 64, dim=1)
-    return (
-        w13, swizzle_blockscale(w13_scale), w13_scale_2, a13,
-        w2, swizzle_blockscale(w2_scale), w2_scale_2, a2,
+    w13, w13_scale, w2, w2_scale = deliver(
+        "prepare_nvfp4_moe_layer_for_flashinfer_cutedsl",
+        (w13, swizzle_blockscale(w13_scale), w2, swizzle_blockscale(w2_scale)), out, experts,
     )  # fmt: skip
+    return w13, w13_scale, w13_scale_2, a13, w2, w2_scale, w2_scale_2, a2
 
 
 def prepare_static_weights_for_trtllm_fp4_moe(
@@ -136,7 +143,10 @@ def prepare_static_weights_for_trtllm_fp4_moe(
     intermediate_size: int,
     num_experts: int,
     is_gated_activation: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    *,
+    out: Four | None = None,
+    experts: slice | None = None,
+) -> Four:
     """A layer for TRT-LLM gen: (w13, w13_scale, w2, w2_scale), weights uint8, scales e4m3.
 
     gemm1_weights [E, 2I or I, H/2], gemm2_weights [E, H, I/2] bytes; their scales [E, rows, K/16]
@@ -168,6 +178,35 @@ def prepare_static_weights_for_trtllm_fp4_moe(
         data = check_bytes(f"prepare_static_weights_for_trtllm_fp4_moe: {name}", x, shape)
         results.append(layouts[name].forward(data).reshape(shape).view(dtype))
     w13, w13_scale, w2, w2_scale = results
+    return deliver(
+        "prepare_static_weights_for_trtllm_fp4_moe",
+        (w13, w13_scale, w2, w2_scale), out, experts,
+    )  # fmt: skip
+
+
+def slices(
+    routine: str, out: Four | None, experts: slice | None
+) -> tuple[torch.Tensor | None, ...]:
+    """Where each result goes: `out`, or its slice of experts; None for a new tensor."""
+    if out is None:
+        if experts is not None:
+            raise LayoutError(f"{routine}: experts={experts} needs out=, the whole layer's tensors")
+        return (None, None, None, None)
+    return tuple(x if experts is None else x[experts] for x in out)
+
+
+def deliver(routine: str, made: Four, out: Four | None, experts: slice | None) -> Four:
+    """The results themselves, or their places in `out`, once they are copied there."""
+    places = slices(routine, out, experts)
+    if out is None:
+        return made
+    for place, x in zip(places, made, strict=True):
+        assert place is not None
+        check_out(routine, place, x, x.numel())
+    for place, x in zip(places, made, strict=True):
+        assert place is not None
+        place.view(x.shape).copy_(x)
+    w13, w13_scale, w2, w2_scale = (place for place in places if place is not None)
     return w13, w13_scale, w2, w2_scale
 
 
