@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness import UsageError, config, env_worker, envs, grid, rows
+from harness import UsageError, config, env_worker, envs, grid, rows, vendor
 from harness.where import differ
 from kernels.catalog import LAYOUTS, find
 from kernels.layout import Layout
@@ -155,8 +155,7 @@ def tensors(cell: dict[str, Any], path: str) -> dict[str, list[Any]]:
     from harness.job import layer_job
     from harness.share import routine_job
 
-    torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is then 0xFF, not chance
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    vendor.show_unwritten()
     make = layer_job if cell["path"]["kind"] == "layer" else routine_job
     weights = source.load(cell, cells.wanted_format(cell))
     result = make(cell, weights, cell["impl"]["name"]).run()

@@ -72,6 +72,13 @@ def routine(vendor: str, name: str) -> Callable[..., Any]:
     return offered[name]
 
 
+def show_unwritten() -> None:
+    """From here on, memory that a library allocates and never writes reads as 0xFF, not by
+    chance."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+
 def memory_bytes(x: torch.Tensor, experts: int) -> torch.Tensor:
     """A library's result as [E, bytes] in the order its bytes lie in memory, whatever its strides.
 

@@ -1,9 +1,7 @@
-"""Every layout that a vendor writes, at aligned, ragged, small and model shapes, against the
-catalog.
+"""Every layout that a vendor writes, at aligned, ragged, small and model shapes, and the catalog's.
 
-    python -m harness.vendor.table              measures every env and writes docs/vendors.md
-    python -m harness.vendor.table record=FILE  measures what this process can import, for another
-    machine
+    python -m harness.vendor.table                        every env; writes docs/vendors.md
+    python -m harness.vendor.table record=FILE env=NAMES  what this process holds, as a record
 
 A verdict is `equal`, `differs: where`, `refused: why` or `absent: why` (with its reason code).
 Source bytes are random and never zero, so that padding shows; memory that a library leaves
@@ -25,6 +23,7 @@ import torch
 from harness import UsageError, vendor
 from harness.envs import ROOT, EnvError, load
 from harness.where import differ
+from kernels import resolve
 from kernels.catalog import LAYOUTS
 from kernels.errors import LayoutError
 from kernels.layout import Layout
@@ -32,6 +31,7 @@ from kernels.layout import Layout
 OUT = ROOT / "docs" / "vendors.md"
 RECORDS = ROOT / "results" / "h200" / "vendor_layouts.jsonl"
 EXPERTS = 2
+QUANTIZER = "downcast_to_mxfp, scales"
 SCALES = ((256, 8), (512, 92), (130, 5), (1, 1), (32, 1), (2880, 90), (5760, 90), (704, 45))
 VALUES = ((256, 128), (64, 64), (130, 48), (16, 16), (32, 16), (2880, 1440), (704, 352))
 # Columns of the table: the env that holds the library, the vendor, and its heading.
@@ -121,8 +121,7 @@ def measure(name: str, device: str = "cpu") -> list[dict[str, Any]]:
     if found.version is None:
         raise vendor.NotInstalled(found.reason)
     module = vendor.adapter(name)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is then 0xFF, not chance
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    vendor.show_unwritten()
     torch.manual_seed(0)
     functions = dict(module.LAYOUTS)
     functions |= {
@@ -136,7 +135,41 @@ def measure(name: str, device: str = "cpu") -> list[dict[str, Any]]:
         for n, k in shapes(layout):
             verdict, detail = judge(layout, function, n, k, device)
             out.append(asdict(Record("", name, found.version, key, (n, k), verdict, detail, where)))
+    if "downcast_to_mxfp" in module.ROUTINES:
+        for rounding in ("even", "up", "floor"):
+            verdict, detail = quantizer(module.ROUTINES["downcast_to_mxfp"], rounding, device)
+            key, shape = f"{QUANTIZER} {rounding}", (16, 1024)
+            out.append(asdict(Record("", name, found.version, key, shape, verdict, detail, where)))
     return out
+
+
+def quantizer(run: Callable[..., Any], rounding: str, device: str) -> tuple[str, str]:
+    """(verdict, detail) of an MXFP4 quantizer on ties, near-ties and normal values, against
+    `kernels`."""
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]).repeat_interleave(4)
+    line = torch.cat([ties * torch.tensor([1.0, -1.0] * 14), torch.tensor([6.0, 5.0, 7.0, 1.0])])
+    generator = torch.Generator().manual_seed(0)
+    gauss = torch.randn(15, 1024, generator=generator)
+    x = torch.cat([line.repeat(1, 32), gauss]).bfloat16()
+    want = resolve("downcast_to_mxfp", "reference")(x, 1, scale_rounding=rounding)
+    try:
+        got = run(x.to(device), 1, scale_rounding=rounding)
+    except vendor.NotOffered as error:
+        return ("refused" if error.code == "REFUSED" else "absent"), str(error)
+    for what, a, b in (("scale", got[1].cpu(), want[1]), ("code byte", got[0].cpu(), want[0])):
+        wrong = a != b
+        if bool(wrong.any()):
+            row, col = (int(i) for i in wrong.nonzero()[0])
+            per = 2 if what != "scale" else 32
+            source = [float(v) for v in x[row, col * per : col * per + 2]]
+            largest = float(x[row, col * per // 32 * 32 :][:32].abs().max())
+            values = f"0x{int(a[row, col]):02x} and 0x{int(b[row, col]):02x}"
+            of = f"source {source}, largest of its block {largest}"
+            return "differs", (
+                f"{what}: {int(wrong.sum())} of {a.numel()}, first at [{row}, {col}]: {values} "
+                f"({of})"
+            )
+    return "equal", ""
 
 
 def collect(columns: tuple[tuple[str, str, str], ...] = COLUMNS) -> list[Record]:
@@ -206,7 +239,8 @@ def _lines(records: list[Record], columns: tuple[tuple[str, str, str], ...]) -> 
     by: dict[tuple[str, str], list[Record]] = {}
     for r in records:
         by.setdefault((r.env, r.vendor), []).append(r)
-    for key in (key for key in LAYOUTS if any(r.layout == key for r in records)):
+    keys = [*LAYOUTS, *(f"{QUANTIZER} {rounding}" for rounding in ("even", "up", "floor"))]
+    for key in (key for key in keys if any(r.layout == key for r in records)):
         of = lambda column, key=key: [r for r in by.get(column[:2], []) if r.layout in (key, "*")]
         yield f"| `{key}` | " + " | ".join(_cell(of(column)) for column in columns) + " |"
     yield ""
@@ -227,18 +261,18 @@ def _lines(records: list[Record], columns: tuple[tuple[str, str, str], ...]) -> 
 
 
 def main(argv: list[str]) -> int:
-    """Writes docs/vendors.md, or with record=FILE what the current process measures."""
-    if argv and argv[0].startswith("record="):
+    """Writes docs/vendors.md, or with record=FILE env=NAME,... what this process measures."""
+    given = dict(word.partition("=")[::2] for word in argv)
+    if set(given) - {"record", "env"} or ("record" in given) != ("env" in given):
+        raise UsageError("usage: python -m harness.vendor.table [record=FILE env=NAME,NAME]")
+    if given:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        with Path(argv[0].removeprefix("record=")).open("w") as out:
-            for env, name, _ in COLUMNS:
-                if vendor.probe(name).version is None:
-                    continue
-                for item in measure(name, device):
+        vendors = {env: name for env, name, _ in COLUMNS}
+        with Path(given["record"]).open("w") as out:
+            for env in given["env"].split(","):
+                for item in measure(vendors[env], device):
                     out.write(json.dumps(item | {"env": env}) + "\n")
         return 0
-    if argv:
-        raise UsageError("usage: python -m harness.vendor.table [record=FILE]")
     records = merge(collect(), recorded())
     OUT.write_text("\n".join(_lines(records, COLUMNS)))
     lost = [r for r in records if r.layout == "*"]

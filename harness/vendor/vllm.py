@@ -153,6 +153,8 @@ def nvfp4_block_scale_interleave(scale: T) -> T:
 def downcast_to_mxfp(src_tensor: T, axis: int, *args: Any, **kwargs: Any) -> Any:
     if not src_tensor.is_cuda:
         raise NotOffered("vLLM's downcast_to_mxfp is a Triton kernel; it needs a GPU", "NO_DEVICE")
+    if (rounding := kwargs.pop("scale_rounding", "even")) != "even":
+        raise NotOffered(f"vLLM's downcast_to_mxfp rounds scales to even, not {rounding}")
     return call("downcast_to_mxfp", src_tensor, axis, *args, **kwargs)
 
 
