@@ -1,10 +1,11 @@
-"""The sweep that filled kernels/fused/tiles.py: every tile variant of every kind, timed on this GPU.
+"""The sweep that filled kernels/fused/tiles.py: every tile variant of every kind, timed on this
+GPU.
 
     python -m harness.tune [only=SUBSTRING] [part=I/N]
 
-part=I/N compiles every N-th variant into Triton's cache and times nothing, so that N processes share
-the compiling. Each variant is checked against the reference before it is timed; times are medians of
-cold-cache calls and shares of a device copy of the same bytes, measured in between.
+part=I/N compiles every N-th variant into Triton's cache and times nothing, so that N processes
+share the compiling. Each variant is checked against the reference before it is timed; times are
+medians of cold-cache calls and shares of a device copy of the same bytes, measured in between.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def call(v: Variant, x: torch.Tensor, out: torch.Tensor | None) -> Callable[[], 
 def compile_only(todo: list[Variant], part: int, parts: int) -> None:
     """Fill the compile cache with every parts-th variant."""
     for v in todo[part::parts]:
-        name, _, n, k = SHAPES[v.name]
+        _, _, n, k = SHAPES[v.name]
         x = torch.zeros((2, n, k), dtype=torch.uint8, device="cuda")
         call(v, x, None)()
     torch.cuda.synchronize()
@@ -129,9 +130,12 @@ def main(argv: list[str]) -> int:
             wrong += not good
             results.append((median_us(fn, flush, 10), v.tile, good))
         copy = min(copy, median_us(lambda: b.copy_(a), flush, 15))  # noqa: B023
-        print(f"{name}: copy {copy:.1f} us of {moved / 2**20:.0f} MiB, {time.perf_counter() - begun:.1f} s")
-        for us, tile, good in sorted(results, key=lambda r: r[0])[:6] + sorted(results, key=lambda r: r[0])[-1:]:
-            size = (tile.rows_units, tile.rows_warps) if tile.warps == 0 else (tile.k_bytes, tile.tile_bytes, tile.warps)
+        spent = time.perf_counter() - begun
+        print(f"{name}: copy {copy:.1f} us of {moved / 2**20:.0f} MiB, {spent:.1f} s")
+        results.sort(key=lambda r: r[0])
+        for us, tile, good in results[:6] + results[-1:]:
+            rows = (tile.rows_units, tile.rows_warps)
+            size = (tile.k_bytes, tile.tile_bytes, tile.warps) if tile.warps else rows
             print(f"  {copy / us:.3f} {us:8.1f} us {size}{'' if good else ' WRONG'}")
     return 2 if wrong else 0
 

@@ -60,10 +60,12 @@ class Problem:
 
     @property
     def source_fit(self) -> int:
-        """The largest power of two up to 16, in bytes, at which every source row and its end lie."""
+        """The largest power of two up to 16, in bytes, at which every source row and its end
+        lie."""
         if not self.near:
             return self.word
-        return gcd(self.align[0], 16, *(s * self.column for s in (self.valid[1], self.padded[1], *self.strides[:3])))
+        steps = (self.valid[1], self.padded[1], *self.strides[:3])
+        return gcd(self.align[0], 16, *(s * self.column for s in steps))
 
     def in_units(self, columns: int) -> Problem:
         """The same sizes and strides counted in units of so many columns."""

@@ -31,7 +31,8 @@ __all__ = [
 
 
 def swizzle_blockscale(scale: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """e4m3 [M, K] or [E, M, K] -> the 128x4 order, padded to (128, 4) with zero bytes, same rank."""
+    """e4m3 [M, K] or [E, M, K] -> the 128x4 order, padded to (128, 4) with zero bytes, same
+    rank."""
     if scale.dtype != E4M3 or scale.ndim not in (2, 3):
         raise LayoutError(
             f"swizzle_blockscale: scale {tuple(scale.shape)} {scale.dtype}; want float8_e4m3fn of "

@@ -1,15 +1,16 @@
 """A whole NVFP4 layer, fused: the routines of `kernels.reference.nvfp4_layer`, one launch a tensor.
 
-Each chain of the reference (reorder, pad, interleave, shuffle, swizzle) is one layout here, so every
-checkpoint byte is read once and every prepared byte written once, padding included. Contracts, errors
-and bytes are the reference's. `out` takes the four prepared tensors, so that a loader can reuse buffers;
-with `experts`, a slice, they are a whole layer's and the inputs hold that slice's experts only, so that a
-checkpoint is prepared expert by expert into its final place.
+Each chain of the reference (reorder, pad, interleave, shuffle, swizzle) is one layout here, so
+every checkpoint byte is read once and every prepared byte written once, padding included.
+Contracts, errors and bytes are the reference's. `out` takes the four prepared tensors, so that a
+loader can reuse buffers; with `experts`, a slice, they are a whole layer's and the inputs hold
+that slice's experts only, so that a checkpoint is prepared expert by expert into its final place.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -112,8 +113,8 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
     for x in (w13_scale, w2_scale):
         if x.dtype != E4M3:
             raise LayoutError(
-                f"swizzle_blockscale: scale {tuple(x.shape)} {x.dtype}; want float8_e4m3fn of rank 2 "
-                "or 3, [M, K] or [E, M, K]"
+                f"swizzle_blockscale: scale {tuple(x.shape)} {x.dtype}; want float8_e4m3fn of "
+                "rank 2 or 3, [M, K] or [E, M, K]"
             )
     layouts = cutedsl_layouts(activation.gated, activation.interleaved)
     outs = _slices("prepare_nvfp4_moe_layer_for_flashinfer_cutedsl", out, experts)
@@ -128,7 +129,9 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
             prepared.append(x)  # nothing to pad: the tensor itself, as the reference returns it
             continue
         if given is not None:
-            check_out(f"prepare_nvfp4_moe_layer_for_flashinfer_cutedsl: {name}", given, x, shape.numel())
+            check_out(
+                f"prepare_nvfp4_moe_layer_for_flashinfer_cutedsl: {name}", given, x, shape.numel()
+            )
         prepared.append(rearrange(layout, x, given).view(shape))
     w13, w13_scale, w2, w2_scale = prepared
     return w13, w13_scale, w13_scale_2, a13, w2, w2_scale, w2_scale_2, a2
@@ -156,13 +159,13 @@ def prepare_static_weights_for_trtllm_fp4_moe(
     check_trtllm_sizes(rows, hidden_size, intermediate_size)
     routine = "prepare_static_weights_for_trtllm_fp4_moe"
     layouts = reference.trtllm_layouts(is_gated_activation)
-    hidden, packed = hidden_size // 2, intermediate_size // 2
+    hidden, packed, blocks = hidden_size // 2, intermediate_size // 2, intermediate_size // BLOCK
     inputs = []
     for name, x, shape in (
         ("w13", gemm1_weights, (num_experts, rows, hidden)),
         ("w13_scale", gemm1_scales_linear_fp4_bytes, (num_experts, rows, hidden_size // BLOCK)),
         ("w2", gemm2_weights, (num_experts, hidden_size, packed)),
-        ("w2_scale", gemm2_scales_linear_fp4_bytes, (num_experts, hidden_size, intermediate_size // BLOCK)),
+        ("w2_scale", gemm2_scales_linear_fp4_bytes, (num_experts, hidden_size, blocks)),
     ):  # fmt: skip
         inputs.append((name, check_bytes(f"{routine}: {name}", x, shape)))
     results = []
@@ -176,11 +179,12 @@ def prepare_static_weights_for_trtllm_fp4_moe(
     return w13, w13_scale, w2, w2_scale
 
 
+@cache
 def cutedsl_layouts(gated: bool, interleaved: bool) -> dict[str, Layout]:
     """Which one-pass layout each tensor of a CuteDSL layer takes, the path's padding in `align`.
 
-    Hidden is padded to 256 elements, gate and up each to 64, an ungated projection to 128: 128 bytes or
-    16 scale columns of hidden; 32 or 64 bytes, 4 or 8 scale columns, of intermediate.
+    Hidden is padded to 256 elements, gate and up each to 64, an ungated projection to 128: 128
+    bytes or 16 scale columns of hidden; 32 or 64 bytes, 4 or 8 scale columns, of intermediate.
     """
     step = 64 if gated else 128
     scale = catalog.LAYOUTS["block_scale_128x4"]

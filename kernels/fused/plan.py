@@ -1,17 +1,18 @@
 """From a Layout's digits to the compile-time description of one kernel launch.
 
 A layout is a list of digits (`Layout.digits`); each steps through the source matrix and through the
-storage. The planner merges the digits that stay contiguous on both sides into a run, picks the widest
-word that keeps together and stays aligned, and splits the rest into a grid (any sizes, at run time)
-and a tile (powers of two, at compile time). Two shapes of kernel come out:
+storage. The planner merges the digits that stay contiguous on both sides into a run, picks the
+widest word that keeps together and stays aligned, and splits the rest into a grid (any sizes, at
+run time) and a tile (powers of two, at compile time). Two shapes of kernel come out:
 
 rows   whole runs move (reorders, interleaves, row shuffles, padding): each 16-byte unit of the
        storage finds its source by dividing its number into digits.
 tile   words change order inside a tile (block scales, Hopper and CDNA4 layouts): a tile is read in
        source order, permuted in registers and shared memory, and written in storage order.
 
-Coordinates of the source are (p, h, c): part (gate or up half), row inside the part, column. Columns
-count bytes where a row is contiguous, else elements. Padding is what lies past the valid h or c.
+Coordinates of the source are (p, h, c): part (gate or up half), row inside the part, column.
+Columns count bytes where a row is contiguous, else elements. Padding is what lies past the valid h
+or c.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from kernels.fused.digits import C, H, P, Part, Plan, Problem
 from kernels.fused.tile_plan import tile_plan
 from kernels.fused.tiles import Tile, tile_for
 from kernels.layout import Layout
+
 
 @lru_cache(maxsize=4096)
 def plan(
@@ -40,20 +42,25 @@ def plan(
 ) -> Plan:
     """The launch for matrices [n, k] of `item`-byte elements with element strides (matrix, n, k).
 
-    sizes: layout.sizes as items, which the layout's own hash leaves out. align: powers of two, in bytes,
-    that divide the addresses of source and storage. tile: overrides the table, for sweeps.
+    sizes: layout.sizes as items, which the layout's own hash leaves out. align: powers of two, in
+    bytes, that divide the addresses of source and storage. tile: overrides the table, for sweeps.
     """
     del sizes
     problem = _problem(layout, n, k, item, strides, align)
-    whole = problem.near and problem.valid == problem.padded and problem.strides[2] == problem.padded[1]
+    unpadded, row = problem.valid == problem.padded, problem.strides[2]
+    whole = problem.near and unpadded and row == problem.padded[1]
     run, rest = _run(problem, inferred=True, rows=whole)
     if layout.bits is None and not any(d.dim == C for d in rest):
-        return _rows_plan(_with_word(problem, run, 16, item), run, rest, tile or tile_for(target, "words"))
+        problem = _with_word(problem, run, 16, item)
+        return _rows_plan(problem, run, rest, tile or tile_for(target, "rows"))
     run, rest = _run(problem, inferred=False, rows=False)
     problem = _with_word(problem, run, 4, item)
     if layout.bits is not None and problem.word == 2:
         problem = replace(problem, word=1)
-    kind = "bits" if layout.bits else "words" if run >= 4 or not problem.near else "bytes"
+    if layout.bits:
+        kind = "bits"
+    else:
+        kind = {1: "bytes", 2: "halves"}.get(problem.word, "words")
     return tile_plan(problem, run, rest, tile or tile_for(target, kind))
 
 
@@ -73,10 +80,11 @@ def _problem(
             base[dim] += mult * (d.size - 1)
             mult = -mult
         digits.append(Part(d.name, d.size, dim, mult, d.out_stride * unit, d.name in inferred))
+    row = strides[1] * unit
     return Problem(
         layout=layout, digits=tuple(digits), base=(base[0], base[1], base[2]),
         valid=(n // parts, k * unit), padded=(big_n // parts, big_k * unit),
-        strides=(strides[0] * unit, n // parts * strides[1] * unit, strides[1] * unit, 1 if near else strides[2]),
+        strides=(strides[0] * unit, n // parts * row, row, 1 if near else strides[2]),
         storage=big_n * big_k * unit, align=align, near=near,
     )  # fmt: skip
 
@@ -84,7 +92,8 @@ def _problem(
 def _run(p: Problem, *, inferred: bool, rows: bool) -> tuple[int, tuple[Part, ...]]:
     """Units that stay together from source to storage, and the digits outside of them.
 
-    inferred: the inferred axis of k may belong to the run; rows: so may rows, which then have no padding.
+    inferred: the inferred axis of k may belong to the run; rows: so may rows, which then have no
+    padding.
     """
     run = 1
     for at, d in enumerate(p.digits):

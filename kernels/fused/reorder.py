@@ -1,7 +1,7 @@
 """Gate and up rows, fused: the routines of `kernels.reference.reorder`, one kernel launch a tensor.
 
-Contracts, errors and bytes are the reference's. Inputs of any strides are read as they lie; the in-place
-exchange holds both halves' tiles in registers and takes no device memory.
+Contracts, errors and bytes are the reference's. Inputs of any strides are read as they lie; the
+in-place exchange holds both halves' tiles in registers and takes no device memory.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _checked_shuffle(x: torch.Tensor, epilogue_tile_m: int) -> Layout:
     layout = catalog.LAYOUTS[f"trtllm_shuffle_{32 if epilogue_tile_m % 128 == 0 else 16}"]
     if x.shape[-2] % layout.tile[0]:
         raise LayoutError(
-            f"shuffle_rows_for_trtllm: x {tuple(x.shape)} has {x.shape[-2]} rows, no multiple of the "
-            f"{layout.tile[0]}-row block of epilogue tile {epilogue_tile_m}; pad the rows first"
+            f"shuffle_rows_for_trtllm: x {tuple(x.shape)} has {x.shape[-2]} rows, no multiple of "
+            f"the {layout.tile[0]}-row block of epilogue tile {epilogue_tile_m}; pad the rows first"
         )
     return layout

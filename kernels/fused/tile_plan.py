@@ -1,10 +1,11 @@
 """The plan of a tile kernel: which digits it holds, in which order it reads and writes them.
 
 Bytes that meet in a stored word often come from different rows (Hopper and CDNA4 layouts). Then the
-tile is read as words of `meet` bytes, the words whose bytes meet are brought together, and the bytes
-change places between them in registers: a transposition of meet x meet bytes. Where alignment or the
-digits do not allow it, single bytes move. A permutation of bits is done on the words before that
-transposition, four stored words at a time, so that one shift and mask serves four bytes.
+tile is read as words of `meet` bytes, the words whose bytes meet are brought together, and the
+bytes change places between them in registers: a transposition of meet x meet bytes. Where
+alignment or the digits do not allow it, single bytes move. A permutation of bits is done on the
+words before that transposition, four stored words at a time, so that one shift and mask serves
+four bytes.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def tile_plan(p: Problem, run: int, rest: Sequence[Part], tile: Tile) -> Plan:
     store = [d for d in words if d.name not in met]
     if len(grid) > GRID or max(len(read), len(store)) > RANK:
         raise NotImplementedError(
-            f"layout {p.layout.name!r}: {len(grid)} grid and {len(words)} tile axes; the kernel has "
-            f"{GRID} and {RANK}"
+            f"layout {p.layout.name!r}: {len(grid)} grid and {len(words)} tile axes; the kernel "
+            f"has {GRID} and {RANK}"
         )
     along = sorted((d for d in read if d.dim == C), key=lambda d: d.mult)
     in_vector = _vector([(d.mult, d.size) for d in along], p.source_fit // p.word)
@@ -45,7 +46,9 @@ def tile_plan(p: Problem, run: int, rest: Sequence[Part], tile: Tile) -> Plan:
     out_vector = _vector([(d.out, 1 if d.inferred else d.size) for d in store], out_fit)
     read = _read_order(p, read, store, met, in_vector)
     load = _merge(_skip(read, in_vector), lambda a, b: a.dim == b.dim and b.mult == a.mult * a.size)
-    write = _merge(_skip(store, out_vector), lambda a, b: b.out == a.out * a.size and not b.inferred)
+    write = _merge(
+        _skip(store, out_vector), lambda a, b: b.out == a.out * a.size and not b.inferred
+    )
     total = prod(d.size for d in read)
     size = {d.name: d.size for d in words}
     source, stored = [d.name for d in read], [d.name for d in store]
@@ -92,7 +95,8 @@ def _split(
     """The digits of the tile, innermost first, and those of the grid.
 
     In the tile: sized axes that are inside both inferred ones in storage, so that their strides are
-    constants; then enough columns of the inferred k axis for whole sectors, then rows up to the size.
+    constants; then enough columns of the inferred k axis for whole sectors, then rows up to the
+    size.
     """
     grid: list[Part] = []
     for d in rest:
@@ -116,9 +120,9 @@ def _split(
 
 
 def _meeting(p: Problem, tiled: list[Part]) -> tuple[int, list[Part], list[str], list[str]]:
-    """(meet, digits, within, met): how many bytes change places between words, the digits with those
-    split off, the names of the digits inside a source word and of those inside a stored one, innermost
-    first. meet 1: none do."""
+    """(meet, digits, within, met): how many bytes change places between words, the digits with
+    those split off, the names of the digits inside a source word and of those inside a stored one,
+    innermost first. meet 1: none do."""
     if p.word == 1 and p.near:
         for meet in (4, 2):
             if min(p.source_fit, p.align[1]) % meet or (p.layout.bits and meet != 4):
@@ -155,8 +159,8 @@ def _read_order(
 ) -> list[Part]:
     """The tile's digits from the nearest in the source outwards.
 
-    Rows that meet inside one 16-byte store go last, so that a thread holds all of them and they come
-    together in registers; digits that meet in one word go last of all.
+    Rows that meet inside one 16-byte store go last, so that a thread holds all of them and they
+    come together in registers; digits that meet in one word go last of all.
     """
     inside, late = p.word, set()
     for d in store:
@@ -175,7 +179,8 @@ def _read_order(
 
 
 def _vector(digits: Sequence[tuple[int, int]], most: int) -> int:
-    """How many elements from the first on are neighbours, at most `most`: (step, size) innermost first."""
+    """How many elements from the first on are neighbours, at most `most`: (step, size) innermost
+    first."""
     run = 1
     for step, size in digits:
         if step != run or run >= most:
@@ -191,9 +196,7 @@ def _skip(digits: Sequence[Part], vector: int) -> list[Part]:
         taken = min(vector, d.size)
         vector //= taken
         if d.size > taken:
-            left.append(
-                replace(d, size=d.size // taken, mult=d.mult * taken, out=d.out * taken)
-            )
+            left.append(replace(d, size=d.size // taken, mult=d.mult * taken, out=d.out * taken))
     return left
 
 
@@ -223,7 +226,8 @@ def _permutation(
 
 
 def _edges(store: Sequence[Part], vector: int) -> tuple[int, ...]:
-    """For each share of an inferred axis: vectors before it, size, coordinate and step, in a row."""
+    """For each share of an inferred axis: vectors before it, size, coordinate and step, in a
+    row."""
     edges, inside = [], 1
     for d in store:
         if d.inferred:
@@ -240,7 +244,8 @@ def _overhangs(p: Problem, tiled: Sequence[Part], grid: Sequence[Part]) -> bool:
 
 
 def _distances(bits: Sequence[int] | None) -> tuple[int, ...]:
-    """(distance, mask of the bits that arrive) of each group of a word's bits that move together."""
+    """(distance, mask of the bits that arrive) of each group of a word's bits that move
+    together."""
     moves: dict[int, int] = {}
     for target, origin in enumerate(bits or ()):
         moves[target - origin] = moves.get(target - origin, 0) | 1 << target
@@ -250,8 +255,8 @@ def _distances(bits: Sequence[int] | None) -> tuple[int, ...]:
 def _moves(bits: Sequence[int] | None) -> tuple[int, ...]:
     """(byte to, byte from, distance, mask) of each group of bits that move together, byte by byte.
 
-    The mask is that of the bits that arrive, repeated in all four bytes of a word: byte i of four stored
-    words sits in word i while bits move.
+    The mask is that of the bits that arrive, repeated in all four bytes of a word: byte i of four
+    stored words sits in word i while bits move.
     """
     moves: dict[tuple[int, int, int], int] = {}
     for target, origin in enumerate(bits or ()):
