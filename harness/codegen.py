@@ -192,6 +192,8 @@ def _stop(process: subprocess.Popen[str]) -> None:
         process.wait(timeout=5)
     except subprocess.TimeoutExpired:
         process.kill()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def build(spec: Mapping[str, Any]) -> Record:
@@ -266,10 +268,27 @@ def for_cell(cell: Mapping[str, Any]) -> dict[str, Any] | None:
     launches = consumers.of_cell(cell)
     if not launches:
         return None
-    records = compile_many([(launch, arch) for launch in launches.values()], errors=True)
+    work = [*launches.values(), canary_launch(arch)]
+    *records, canary = compile_many([(launch, arch) for launch in work], errors=True)
     return {
-        "target": arch, "triton": triton_version(),
+        "target": arch, "triton": triton_version(), "canary_spills": canary.get("spills", 0),
         "kernels": dict(zip(launches, records, strict=True)),
+    }  # fmt: skip
+
+
+def canary_launch(arch: str) -> dict[str, Any]:
+    """The launch of `harness.canary`'s kernel, described without importing triton here.
+
+    Each lane must hold 128 fp32 values in fewer registers than that: 32 by decree on NVIDIA; on AMD
+    what is left of 512 (gfx1250: 1024) when that many waves must fit a SIMD.
+    """
+    target = chip(arch)
+    limit = {"waves_per_eu": 16 if arch == "gfx1250" else 8}
+    return {
+        "module": "harness.canary", "kernel": "canary_kernel",
+        "pointers": {"x_ptr": "*fp32", "y_ptr": "*fp32"}, "integers": {},
+        "constants": {"BLOCK": 128 * target.warp}, "num_warps": 1, "num_stages": 1,
+        "options": {"maxnreg": 32} if target.backend == "cuda" else limit,
     }  # fmt: skip
 
 

@@ -14,11 +14,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness import UsageError
+
 # Loads that go to registers and copies that go to shared memory are one traffic: a compiler that moves a
 # load from one kind to the other has made nothing narrower.
 ACCESSES = {"global reads": ("global_loads", "async_copies"), "global writes": ("global_stores",)}
 INSTRUCTIONS = 1.10  # more than this is a regression, less than its inverse an improvement
 Record = Mapping[str, Any]
+
+
+class CanaryMissed(UsageError):
+    """A kernel that must spill was read as if it did not: exit 4, since no count can be trusted."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,14 @@ def compare_codegen(
 ) -> list[Finding]:
     """Findings of two `codegen.for_cell` results, or of two single records, worst first.
 
-    across_versions: judge different triton versions by the same rules (`compare env=`).
+    across_versions: judge different triton versions by the same rules (`compare env=`). Raises
+    CanaryMissed when the new side's parser saw no spill in the kernel that must have some.
     """
+    if new.get("canary_spills", 1) < 1:
+        raise CanaryMissed(
+            f"codegen: the canary kernel for {new['target']} must spill, and triton {new['triton']}'s code "
+            "was read as not spilling: the parser in harness/isa_*.py no longer fits this compiler"
+        )
     if "kernels" not in old:
         old = {"target": old["target"], "triton": old["triton"], "kernels": {old["kernel"]: old}}
         new = {"target": new["target"], "triton": new["triton"], "kernels": {new["kernel"]: new}}

@@ -33,6 +33,8 @@ USAGE = (
     "       python -m harness compare env=A,B | impl=A,B | measure=consumer …"
 )
 KEYS = ("hw", "model", "tp_size", "variant", "experts", "out", "generation", "num_warps")
+# What an engineer asks first about a consumer's code.
+ORDER = ("matrix", "scale_path", "spills", "occupancy", "global reads", "instructions")
 MEASURED = Path(__file__).resolve().parent.parent / "results" / "measured"
 
 
@@ -197,7 +199,7 @@ def _compile(targets: Sequence[dict[str, Any]]) -> None:
         target["moved"] = [
             {"better": f.verdict == "FASTER", "what": f.what,
              "sentence": text(f.sentence).replace("(was ", f"({_short(names[-1])}: ")}
-            for f in found
+            for f in sorted(found, key=lambda f: ORDER.index(f.what) if f.what in ORDER else len(ORDER))
         ]  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """Runs every consumer case and prints one JSON line each; `test_consume.py` reads them.
 
-A process of its own: whether triton interprets is decided when its kernels are first imported. On a GPU
-the compiled kernels run, elsewhere the interpreter. Pad bytes hold 0xFF wherever a layout has any, scales
-among them; activations and scales are small powers, so that every sum is exact in fp32 and equality is
-the only tolerance.
+A process of its own: whether triton interprets is decided when its kernels are first imported. On a
+GPU the compiled kernels run, elsewhere the interpreter. Pad bytes hold 0xFF wherever a layout has
+any, scales among them; activations and scales are small, so that every sum is exact in fp32 and
+equality is the only tolerance.
 """
 
 from __future__ import annotations
@@ -14,15 +14,12 @@ import sys
 
 import torch
 
+from kernels import moe, readback
+from kernels.catalog import LAYOUTS
+from kernels.fused import consume
+from kernels.layout import Layout
+
 GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"
-
-from kernels import moe, readback  # noqa: E402
-from kernels.catalog import LAYOUTS  # noqa: E402
-from kernels.fused import consume  # noqa: E402
-from kernels.layout import Layout  # noqa: E402
-
 DEVICE = "cuda" if GPU else "cpu"
 BLOCKS, WIDE, TALL = (16, 128, 128), (16, 128, 256), (16, 256, 128)
 # name -> value layout, scale layout, n, k, scale group, x format, blocks
@@ -94,7 +91,9 @@ def run(name: str) -> dict[str, object]:
     judge = moe.decode(fetched[0], fetched[1].view(scale_type), form, torch.float32)
 
     w, s = storage.to(DEVICE), s_storage.to(DEVICE)
-    reader = consume.dequantize_launch(value, scale, n=n, k=k, experts=experts, group=group, block=256 if GPU else 8192)
+    reader = consume.dequantize_launch(
+        value, scale, n=n, k=k, experts=experts, group=group, block=256 if GPU else 8192
+    )
     found = {"name": name, "dequantize": verdict(consume.dequantize(w, s, reader).cpu(), judge)}
 
     # NVFP4 scales have no dot_scaled below sm100 (and triton's interpreter reads them as e8m0): plain.
@@ -127,5 +126,7 @@ def verdict(got: torch.Tensor, want: torch.Tensor) -> str:
 
 
 if __name__ == "__main__":
+    if not GPU:
+        os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels' module is imported, at a launch
     for case in sys.argv[1:] or CASES:
         print(json.dumps(run(case)), flush=True)
