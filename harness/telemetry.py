@@ -116,7 +116,7 @@ def throttled(state: Snapshot | None, fraction: float) -> bool:
 
 
 def others(state: Snapshot | None, siblings: Iterable[int] = ()) -> int:
-    """How many processes share the device, this one and `siblings` (known to be idle) left out.
+    """How many strangers share the device. `siblings` are known to be idle, and so is the family.
 
     In a container the listed ids may belong to another pid namespace. Then our own id is not
     among them, and one unknown process is taken to be this one.
@@ -124,7 +124,28 @@ def others(state: Snapshot | None, siblings: Iterable[int] = ()) -> int:
     pids = set((state or {}).get("pids") or ())
     if os.getpid() not in pids:
         return max(0, len(pids - set(siblings)) - 1)
-    return len(pids - {os.getpid(), *siblings})
+    strangers = pids - {os.getpid(), *siblings}
+    return len(strangers - family()) if strangers else 0
+
+
+def family() -> set[int]:
+    """This process's ancestors, and the other workers of the harness process that started it.
+
+    Workers of one sweep hold a context each but measure in turn; two sweeps started by one shell
+    are strangers.
+    """
+    import psutil
+
+    me = psutil.Process()
+    found = {p.pid for p in me.parents()}
+    parent = me.parent()
+    try:
+        words = parent.cmdline() if parent else []
+        if parent and any(w == "harness" or w.startswith("harness.") for w in words):
+            found |= {p.pid for p in parent.children(recursive=True)}
+    except psutil.Error:  # the parent has ended
+        pass
+    return found | {me.pid}
 
 
 def driver_major(state: Snapshot | None) -> str | None:
