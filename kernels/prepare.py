@@ -118,10 +118,15 @@ def prepare(
     state = _State(weights, plan, reads, options, impl, resolve or kernels.resolve)
     for step in PATHS[path].steps:
         STEPS[step](state)
+    for name, tensor in state.tensors.items():
+        if _borrowed(state, tensor):
+            state.tensors[name] = tensor.clone()
+    held = state.tensors.keys()
     return PreparedLayer(
         path=path, target=target, impl=impl, tensors=state.tensors,
-        layouts={name: lay for name, lay in reads.layouts.items() if name in state.tensors},
-        logical=_logical(state), padded=state.padded, views=state.views, row_order=state.row_order,
+        layouts={name: layout for name, layout in reads.layouts.items() if name in held},
+        logical={name: size for name, size in plan.logical().items() if name in held},
+        padded=state.padded, views=state.views, row_order=state.row_order,
         constraints=dict(reads.constraints), num_warps=reads.num_warps, plan=plan, options=options,
     )  # fmt: skip
 
@@ -146,13 +151,16 @@ class _State:
 
 
 def _shard_and_pad(state: _State) -> None:
-    """Shard by whole blocks and pad each half, in one copy; rows come as [gate; up].
+    """Shard by whole blocks and pad each half, in one copy; none where the share is all there is.
 
-    Triton's swigluoai epilogue reads gate and up from neighbouring columns, so those stay pairs.
+    Rows come as [gate; up]; triton's swigluoai epilogue reads gate and up from neighbouring
+    columns, so those stay pairs.
     """
     plan = state.plan
     pairs = state.reads.rows == "pairs"
-    state.tensors = take(state.weights, plan, pairs=pairs)
+    in_place = ("w13_weight", "w13_scale") if "up_first" in PATHS[plan.path].steps else ()
+    borrow = state.weights.tensors().keys() - set(in_place)
+    state.tensors = take(state.weights, plan, pairs=pairs, borrow=borrow)
     state.row_order = ("pairs" if pairs else "gate|up") if plan.gated else "plain"
     for name, tensor in state.tensors.items():
         if name.endswith(("weight", "scale", "bias")) and not name.startswith("a"):
@@ -250,8 +258,11 @@ def _swizzle(state: _State) -> None:
             generation=o["generation"],
         )  # fmt: skip
         for part, swizzled in (("weight", done.value), ("scale", done.scale)):
-            state.tensors[f"{name}_{part}"] = swizzled.storage
-            state.views[f"{name}_{part}"] = swizzled.data
+            storage, view = swizzled.storage, swizzled.data
+            if _borrowed(state, storage):
+                storage = storage.clone()
+                view = swizzled.layout.consumer_view(storage, *swizzled.shape)
+            state.tensors[f"{name}_{part}"], state.views[f"{name}_{part}"] = storage, view
         n, groups = state.padded[f"{name}_scale"]
         state.padded[f"{name}_scale"] = (n, round_up(groups, pad_k))
     _order_biases(state)
@@ -279,21 +290,13 @@ def _order_biases(state: _State) -> None:
             state.tensors[name] = rows.reshape(bias.shape).contiguous()
 
 
+def _borrowed(state: _State, tensor: torch.Tensor) -> bool:
+    """Whether a tensor still is the checkpoint's memory: a reload in place must not write to it."""
+    theirs = (t.untyped_storage().data_ptr() for t in state.weights.tensors().values())
+    return tensor.untyped_storage().data_ptr() in theirs
+
+
 def _separated(activation: str) -> str:
     """The activation's name once its rows are [gate; up]: swigluoai is then `_uninterleave`."""
     found = activations.find(activation)
     return "swigluoai_uninterleave" if found.interleaved else found.name
-
-
-def _logical(state: _State) -> dict[str, tuple[int, int]]:
-    """(n, k) of each tensor that the rank owns, without padding, in the tensor's own units."""
-    plan, rows = state.plan, state.plan.parts * state.plan.real
-    sizes = {
-        "w13_weight": (rows, plan.hidden // 2),
-        "w13_scale": (rows, -(-plan.hidden // plan.block)),
-        "w13_bias": (rows, 1),
-        "w2_weight": (plan.hidden, plan.real // 2),
-        "w2_scale": (plan.hidden, -(-plan.real // plan.block)),
-        "w2_bias": (plan.hidden, 1),
-    }
-    return {name: size for name, size in sizes.items() if name in state.tensors}

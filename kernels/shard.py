@@ -128,6 +128,18 @@ class ShardPlan:
         if self.tp_rank == 0:  # summed over ranks, so one rank alone may add it
             yield Piece("w2_bias", "all", 1, 0, self.hidden, 1, 0)
 
+    def logical(self) -> dict[str, tuple[int, int]]:
+        """(n, k) of each tensor that this rank owns, without padding, in the tensor's own units."""
+        rows = self.parts * self.real
+        return {
+            "w13_weight": (rows, self.hidden // 2),
+            "w13_scale": (rows, -(-self.hidden // self.block)),
+            "w13_bias": (rows, 1),
+            "w2_weight": (self.hidden, self.real // 2),
+            "w2_scale": (self.hidden, -(-self.real // self.block)),
+            "w2_bias": (self.hidden, 1),
+        }
+
     def verdict(self) -> str:
         """ok, padded(p, ratio) or refused(reason): the cell of the truth table."""
         if self.outcome == "refused":

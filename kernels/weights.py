@@ -9,6 +9,7 @@ MXFP4 scales are e8m0 bytes (uint8), NVFP4 scales e4m3. NVFP4 global scales w13_
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 
 import torch
@@ -105,8 +106,12 @@ class MoEWeights:
         return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
-def take(weights: MoEWeights, plan: ShardPlan, *, pairs: bool = False) -> dict[str, torch.Tensor]:
+def take(
+    weights: MoEWeights, plan: ShardPlan, *, pairs: bool = False, borrow: Collection[str] = ()
+) -> dict[str, torch.Tensor]:
     """The rank's share, padded with zeros: new tensors, one copy each, the weights unchanged.
+
+    A tensor named in `borrow` that is its share already is the checkpoint's own memory instead.
 
     Rows of w13 come as [gate; up], each half padded by itself; with `pairs` they alternate gate, up
     and are padded at the end. w2_bias is the checkpoint's on tp_rank 0 and zero elsewhere, since
@@ -127,13 +132,20 @@ def take(weights: MoEWeights, plan: ShardPlan, *, pairs: bool = False) -> dict[s
         "w2_bias": (plan.padded_hidden,),
     }
     sources = weights.tensors()
-    taken = {
-        name: sources[name].new_zeros((plan.expert_count, *shape))
-        for name, shape in shapes.items()
-        if name in sources
-    }
+    taken, borrowed = {}, set()
+    same_rows = not plan.gated or pairs == plan.interleaved
+    for name, shape in shapes.items():
+        if name not in sources:
+            continue
+        own = sources[name][experts]
+        whole = own.shape[1:] == shape and own.is_contiguous() and plan.tp_size == 1
+        if name in borrow and whole and (same_rows or name.startswith("w2")):
+            taken[name] = own
+            borrowed.add(name)
+        else:
+            taken[name] = own.new_zeros((plan.expert_count, *shape))
     for piece in plan.pieces():
-        if piece.tensor in taken and piece.length:
+        if piece.tensor in taken.keys() - borrowed and piece.length:
             _copy(sources[piece.tensor][experts], taken[piece.tensor], piece, pairs and plan.gated)
     for name in ("w13_scale_2", "w2_scale_2"):
         if name in sources:

@@ -102,7 +102,7 @@ def test_swigluoai_rows_taken_as_halves_is_caught(monkeypatch):
     assert found.keys() == {"shards_equal_whole", "consumer_reads_it", "order"}
 
 
-def padded_at_the_end(weights, plan, *, pairs=False):
+def padded_at_the_end(weights, plan, *, pairs=False, **_):
     """Both halves copied in one piece, the padding left at the end of w13 (vllm#55649)."""
     taken = checkpoint.take(weights, plan, pairs=pairs)
     for name in ("w13_weight", "w13_scale", "w13_bias"):
