@@ -21,7 +21,7 @@ import torch
 
 import kernels
 from harness import judge_order
-from harness.judge_compare import difference, merge_fault, passed, reduced
+from harness.judge_compare import difference, merge_fault, on, passed, reduced
 from kernels import consumers, moe, pads, readback, shard
 from kernels import prepare as preparation
 from kernels import weights as checkpoint
@@ -89,7 +89,7 @@ def consumer_reads_it(
         small, layer = weights, prepared
         if weights.w13_weight.numel() + weights.w2_weight.numel() > 1 << 20:
             wide = weights.w13_weight.shape[1] * TILE >= WIDE
-            small = reduced(weights, experts=1 if wide else 2, tile=TILE)
+            small = on(reduced(weights, experts=1 if wide else 2, tile=TILE), _device(prepared))
             options = prepared.options | {"enable_eplb": False, "ep_size": 1, "ep_rank": 0}
             layer = preparation.prepare(
                 prepared.path, small, target=prepared.target, impl=prepared.impl, **options
@@ -103,7 +103,7 @@ def consumer_reads_it(
 
 def order(prepared: PreparedLayer, weights: MoEWeights) -> str:
     """Every byte stands where the consumer's index map looks for it: see `judge_order`."""
-    small = reduced(weights, experts=1, tile=TILE)
+    small = on(reduced(weights, experts=1, tile=TILE), _device(prepared))
     try:
         fault = judge_order.misplaced(prepared, small)
     except LayoutError as error:
@@ -221,7 +221,7 @@ def _activation_scales(prepared: PreparedLayer, weights: MoEWeights) -> str:
 def _values(layer: PreparedLayer, reads: consumers.Reads, weights: MoEWeights) -> str:
     """fail: ... where the matrices or the output that the consumer gets are not the
     checkpoint's."""
-    source = moe.dense(_to_cpu(_as_quantized(weights, layer.path)), torch.float64)
+    source = moe.dense(on(_as_quantized(weights, layer.path), torch.device("cpu")), torch.float64)
     plan, merged = layer.plan, weights.w13_scale_2 is not None and weights.w13_scale_2.ndim == 2
     experts = slice(plan.expert_start, plan.expert_start + plan.expert_count)
     own = slice(plan.start, plan.start + plan.real)
@@ -269,6 +269,6 @@ def _as_quantized(weights: MoEWeights, path: str) -> MoEWeights:
     return replace(weights, **tensors, format="mxfp4")
 
 
-def _to_cpu(weights: MoEWeights) -> MoEWeights:
-    tensors: dict[str, Any] = {name: t.cpu() for name, t in weights.tensors().items()}
-    return replace(weights, **tensors)
+def _device(prepared: PreparedLayer) -> torch.device:
+    """Where the layer is, which need not be where its checkpoint weights are."""
+    return prepared.tensors["w13_weight"].device

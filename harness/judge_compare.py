@@ -30,6 +30,12 @@ def reduced(weights: MoEWeights, *, experts: int, tile: int) -> MoEWeights:
     return replace(weights, **cut)
 
 
+def on(weights: MoEWeights, device: torch.device) -> MoEWeights:
+    """The same weights on a device."""
+    tensors: dict[str, Any] = {name: t.to(device) for name, t in weights.tensors().items()}
+    return replace(weights, **tensors)
+
+
 def difference(name: str, got: Tensor, want: Tensor) -> str:
     """'' when equal in shape and every bit, else how many differ, the first place and both
     values."""
