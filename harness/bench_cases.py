@@ -63,7 +63,7 @@ def _trtllm(e: int, h: int, i: int, bar: float, model: str, tp_size: int) -> Cas
     }  # fmt: skip
     return _case(
         f"prepare_trtllm E={e} H={h} I={i}", "prepare_static_weights_for_trtllm_fp4_moe", model,
-        bar, shapes, lambda t: (*t.values(), h, i, e, True), tp_size=tp_size,
+        bar, shapes, lambda t: (*t.values(), h, i, len(t["w13"]), True), tp_size=tp_size,
     )  # fmt: skip
 
 
