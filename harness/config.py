@@ -99,6 +99,7 @@ class Config(TypedDict, total=False):
     out: str
     workers: int | None
     memory_gib: float | None
+    report: bool
 
 
 def _check(value: Any, kind: Any, where: str) -> None:

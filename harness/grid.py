@@ -27,7 +27,7 @@ ORDER = ("hw", "model", "path", "tp_size", "tp_rank", "ep_size", "experts", "imp
 DEFAULT_TP = (1, 2, 4, 8)
 # Parts of a cell's identity only where they differ from these: plain cells keep plain names.
 EXTRA = {"ep_rank": 0, "generation": "3.5", "num_warps": 8}
-RUN_KEYS = ("run_id", "out", "workers", "memory_gib")  # of the run, not of a cell
+RUN_KEYS = ("run_id", "out", "workers", "memory_gib", "report")  # of the run, not of a cell
 
 Variant = dict[str, Any]  # a top-level key's value: a group's config, or a number
 
@@ -230,7 +230,7 @@ def _finish(cell: dict[str, Any], overrides: Sequence[str], named: set[str]) -> 
 
 def _repro(cell: dict[str, Any], overrides: Sequence[str]) -> str:
     """The command that runs this cell alone."""
-    skip = {"hw", "model", "path", "impl", "env", "tp_size", "experts", "run_id", "out", "workers"}
+    skip = {"hw", "model", "path", "impl", "env", "tp_size", "experts", *RUN_KEYS}
     parts = [f"hw={cell['hw']['name']}"]
     if cell["source"]["kind"] != "safetensors":
         parts.append(f"model={cell['model']['name']}")

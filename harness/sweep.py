@@ -25,7 +25,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness import UsageError, grid, report, rows, table
+from harness import UsageError, grid, rows, table
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE_BYTES = 400 << 20  # a worker with torch loaded, before its first cell
@@ -62,13 +62,21 @@ def main(argv: list[str]) -> int:
     order = {cell["key"]: n for n, cell in enumerate(planned.cells)}
     done.sort(key=lambda row: order[key_of(row["cell"])])
     table.show(done, console)
-    try:
-        console.print(f"report: {report.of_run(folder)}", soft_wrap=True)
-    except Exception as error:  # the rows are what counts, and they are written
-        say.print(f"no report: {type(error).__name__}: {error}", highlight=False, markup=False)
+    if planned.run["report"]:
+        _report(folder, console, say)
     console.print(f"{time.perf_counter() - start:.0f} s in all")
     console.print(f"run: {folder}", soft_wrap=True)
     return rows.exit_code(done, len(planned.cells))
+
+
+def _report(folder: Path, console: Console, say: Console) -> None:
+    """The page of the run. If that fails the rows, which are what counts, are kept."""
+    try:
+        from harness import report
+
+        console.print(f"report: {report.of_run(folder)}", soft_wrap=True)
+    except Exception as error:
+        say.print(f"no report: {type(error).__name__}: {error}", highlight=False, markup=False)
 
 
 def key_of(cell: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ STYLE = {
     "ok": "green", "padded": "cyan", "refused": "yellow", "wrong": "bold white on red",
     "skipped": "dim", "oom": "magenta", "timeout": "magenta", "crashed": "bold magenta",
 }  # fmt: skip
+TABLES = 12  # of a large grid the first few are printed, the report has them all
 SHOWN_DIMENSIONS = ("hw", "impl", "env", "experts", "ep_size", "tp_rank", "size", "source", "seed",
                     "generation", "num_warps", "layer")  # fmt: skip
 
@@ -37,9 +39,12 @@ def show(rows: Iterable[Mapping[str, Any]], console: Console) -> None:
     kinds: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         kinds.setdefault(tuple(str(row["cell"].get(d, "-")) for d in split), []).append(row)
-    for values, part in kinds.items():
+    shown = dict(list(kinds.items())[:TABLES])
+    for values, part in shown.items():
         title = ", ".join(f"{d}={v}" for d, v in zip(split, values, strict=True))
         console.print(_table(part, title or f"hw={part[0]['cell']['hw']}" if part else ""))
+    if len(kinds) > TABLES:
+        console.print(f"and {len(kinds) - TABLES} more tables: see the report")
     _reasons(rows, console)
     counts: dict[str, int] = {}
     for row in rows:
@@ -81,25 +86,28 @@ def _table(rows: list[Mapping[str, Any]], title: str) -> Table:
 
 
 def _reasons(rows: list[Mapping[str, Any]], console: Console) -> None:
-    """Each distinct reason once, with the cells that it holds for; wrong cells one by one."""
-    grouped: dict[tuple[str, str], list[str]] = {}
+    """Each kind of reason once, as its first cell has it, with the cells that it holds for."""
+    grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    also: dict[str, int] = {}
     for row in rows:
-        if row["status"] != "ok":
-            where = _where(row["cell"])
-            grouped.setdefault((row["status"], str(row["reason"])), []).append(where)
-    for (status, reason), cells in grouped.items():
-        shown = "; ".join(cells[:3]) + (f"; and {len(cells) - 3} more" if len(cells) > 3 else "")
-        console.print(Text.assemble((f"{status}: ", STYLE[status]), f"{reason}\n    {shown}"))
-    checks: dict[str, list[str]] = {}
-    for row in rows:
-        for name, found in row["checks"].items():
-            if str(found).startswith("fail") and row["reason"] not in (
-                found[6:],
-                f"{name}: {found[6:]}",
-            ):
-                checks.setdefault(f"{name}: {found[6:]}", []).append(_where(row["cell"]))
-    for found, cells in list(checks.items())[:12]:
-        console.print(Text(f"  also {found}  ({len(cells)} cells)"))
+        if row["status"] == "ok":
+            continue
+        kind = re.sub(r"0x[0-9a-f]+|[0-9]+", "#", str(row["reason"]))
+        grouped.setdefault((row["status"], kind), []).append(row)
+        failed = [name for name, found in row["checks"].items() if found.startswith("fail")]
+        for name in failed[1:]:
+            also[name] = also.get(name, 0) + 1
+    for (status, _), part in sorted(grouped.items(), key=lambda item: item[0][0] != "wrong"):
+        first = part[0]
+        where = [_where(row["cell"]) for row in part[:3]]
+        more = f"; and {len(part) - 3} more" if len(part) > 3 else ""
+        console.print(Text.assemble((f"{status}: ", STYLE[status]), str(first["reason"])))
+        console.print(Text(f"    {'; '.join(where)}{more}"))
+        if status not in ("refused", "skipped"):
+            console.print(Text(f"    {first['repro']}"), soft_wrap=True)
+    if also:
+        failed = [f"{name} in {count}" for name, count in also.items()]
+        console.print(Text(f"these cells also fail: {', '.join(failed)}"))
 
 
 def _where(cell: Mapping[str, Any]) -> str:

@@ -80,7 +80,8 @@ def test_a_sweep_over_a_checkpoint(
 ) -> None:
     path = written / kind
     code = main(["sweep", f"hw={hw}", "source=safetensors", f"source.path={path}", "tp_size=1,2",
-                 "workers=0", "codegen=false", f"out={tmp_path}", "run_id=s"])  # fmt: skip
+                 "workers=0", "codegen=false", "report=false",
+                 f"out={tmp_path}", "run_id=s"])  # fmt: skip
     found = rows.read("s", tmp_path)
     assert code == 0, [row["reason"] for row in found]
     assert len(found) == cells
@@ -94,7 +95,8 @@ def test_a_checkpoint_of_the_other_format_is_refused_by_name(
     argv = ["source=safetensors", f"source.path={written / 'modelopt'}", f"out={tmp_path}"]
     assert main(["sweep", "hw=h200", *argv]) == 4
     assert "the checkpoint is nvfp4" in capsys.readouterr().err
-    assert main(["sweep", "hw=h200", "path=mxfp4_triton", "tp_size=1", "workers=0", *argv,
+    assert main(["sweep", "hw=h200", "path=mxfp4_triton", "tp_size=1", "workers=0",
+                 "report=false", *argv,
                  "run_id=r"]) == 3  # fmt: skip
     assert "starts from mxfp4, the source is nvfp4" in rows.read("r", tmp_path)[0]["reason"]
 

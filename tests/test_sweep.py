@@ -15,7 +15,7 @@ from harness.__main__ import main
 from harness.routines import ROUTINES
 
 ROOT = Path(__file__).parent.parent
-HERE = ["workers=0", "codegen=false"]
+HERE = ["workers=0", "codegen=false", "report=false"]
 
 
 def run(tmp_path: Path, *overrides: str) -> tuple[int, list[rows.Row]]:
@@ -181,7 +181,8 @@ def test_a_wrong_layout_makes_the_sweep_exit_2_and_names_the_place(
     catalog.write_text(text.replace(old, new))
     done = subprocess.run(
         [sys.executable, "-m", "harness", "sweep", f"hw={hw}", "model=ragged", f"path={path}",
-         "tp_size=1", "workers=0", "codegen=false", "run_id=x"],
+         "tp_size=1", "workers=0", "codegen=false", "report=false",
+         "run_id=x"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stdout + done.stderr
