@@ -1,7 +1,7 @@
 """A process that serves cells under another set of library versions, one JSON line each way.
 
 The parent holds a `Worker(env)`; `call(op, ...)` starts the process at need, writes one request
-and waits for its answer. The child is `python -P -m harness.env_worker`: its sys.path is this
+and waits for its answer. The child is `python -P -m harness.env_child`: its sys.path is this
 checkout, then the env's overlays, then the interpreter's own packages, so that `kernels` is always
 this project's (a Hugging Face package has that import name too) and everything else is the env's.
 A child that dies or overruns its time is a `WorkerDied` or `WorkerTimeout`, and the next call
@@ -11,30 +11,23 @@ starts a fresh one. What a library prints goes to stderr, of which the tail is k
 from __future__ import annotations
 
 import atexit
-import importlib
 import json
 import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
+import threading
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+import psutil
+
 from harness import envs, rows
 from harness.envs import ROOT, Env, EnvError
-
-OPS: dict[str, str] = {  # op -> module:function in the child, called with the request's fields
-    "hello": "harness.env_worker:hello",
-    "cell": "harness.env_worker:cell",
-    "layouts": "harness.vendor.table:measure",
-    "tensors": "harness.compare_env:tensors",
-}
 
 
 class WorkerDied(RuntimeError):
@@ -42,15 +35,25 @@ class WorkerDied(RuntimeError):
     words."""
 
 
+class WorkerFailed(RuntimeError):
+    """The op raised in the process, which lives on."""
+
+
 class WorkerTimeout(RuntimeError):
     """No answer in time; the process was killed."""
+
+
+class WorkerTooLarge(RuntimeError):
+    """The process held more memory than it may; it was killed."""
 
 
 class Worker:
     """One process of an env, started at the first call and again after it died."""
 
-    def __init__(self, env: Env, extra_path: tuple[str, ...] = ()) -> None:
-        self.env, self.extra_path = env, extra_path
+    def __init__(
+        self, env: Env, extra_path: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
+    ) -> None:
+        self.env, self.extra_path, self.environ = env, extra_path, dict(environ or {})
         self.process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
         self.started = 0
@@ -75,16 +78,20 @@ class Worker:
         given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         path = [str(ROOT), *self.extra_path, *self.env.path(), *filter(None, given)]
         environ = dict(os.environ, PYTHONPATH=os.pathsep.join(path), HARNESS_ENV=self.env.name)
+        environ |= self.environ
         self._stderr = tempfile.TemporaryFile()
         self.started += 1
         return subprocess.Popen(
-            [self.env.python, "-P", "-m", "harness.env_worker"],
+            [self.env.python, "-P", "-m", "harness.env_child"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
             env=environ, cwd=ROOT, start_new_session=True,
         )  # fmt: skip
 
-    def call(self, op: str, timeout: float | None = None, **fields: Any) -> Any:
-        """The child's answer; WorkerDied, WorkerTimeout, or EnvError when the op itself raised."""
+    def call(
+        self, op: str, timeout: float | None = None, memory: float | None = None, **fields: Any
+    ) -> Any:
+        """The child's answer; WorkerDied, WorkerTimeout (seconds), WorkerTooLarge (resident bytes),
+        EnvError when an import failed there, WorkerFailed when the op raised anything else."""
         if self.process is None or self.process.poll() is not None:
             self.close()
             self.process = self._start()
@@ -92,32 +99,61 @@ class Worker:
         try:
             self.process.stdin.write(json.dumps({"op": op, **fields}).encode() + b"\n")
             self.process.stdin.flush()
-            line = self._read(timeout)
+            line = self._read(timeout, memory)
         except BrokenPipeError:
             line = b""
         if not line.endswith(b"\n"):
             raise WorkerDied(self._last_words())
         answer = json.loads(line)
         if "error" in answer:
-            raise EnvError(f"env {self.env.name}: {answer['error']}")
+            kind = EnvError if answer["absent"] else WorkerFailed
+            raise kind(f"env {self.env.name}: {answer['error']}")
         return answer["value"]
 
-    def _read(self, timeout: float | None) -> bytes:
+    def _read(self, timeout: float | None, memory: float | None) -> bytes:
         assert self.process is not None and self.process.stdout is not None
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        watched = psutil.Process(self.process.pid) if memory is not None else None
         chunks: list[bytes] = []
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             while not chunks or not chunks[-1].endswith(b"\n"):
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and (left <= 0 or not selector.select(left)):
-                    self.close()
-                    raise WorkerTimeout(f"no answer in {timeout:.0f} s; the worker was ended")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    words = self._kill()
+                    raise WorkerTimeout(f"no answer in {timeout:g} s; the worker was ended{words}")
+                if not selector.select(min(left, LOOK_S if watched else 3600)):
+                    if watched and memory and (held := _resident(watched)) > memory:
+                        words = self._kill()
+                        raise WorkerTooLarge(
+                            f"the worker held {held / 2**30:.1f} GiB where the cell may take "
+                            f"{memory / 2**30:.1f} GiB, and was ended{words}"
+                        )
+                    continue
                 chunk = os.read(self.process.stdout.fileno(), 1 << 20)
                 if not chunk:
                     break
                 chunks.append(chunk)
         return b"".join(chunks)
+
+    def _kill(self) -> str:
+        """Ends the process and what it started, at once; its last words."""
+        assert self.process is not None
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        words = self._tail()
+        self.close()
+        return words
+
+    def _tail(self) -> str:
+        """The last line that the process wrote to stderr, behind a colon."""
+        if self._stderr is None:
+            return ""
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - 4000))
+        text = self._stderr.read().decode(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
+        return f": {lines[-1].strip()[:300]}" if lines else ""
 
     def _last_words(self) -> str:
         assert self.process is not None
@@ -125,19 +161,10 @@ class Worker:
             code: int | None = self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             code = None
-        text = b""
-        if self._stderr is not None:
-            self._stderr.seek(0, os.SEEK_END)
-            self._stderr.seek(max(0, self._stderr.tell() - 4000))
-            text = self._stderr.read()
-        how = (
-            f"signal {signal.Signals(-code).name}"
-            if code is not None and code < 0
-            else f"code {code}"
-        )
-        lines = [line for line in text.decode(errors="replace").splitlines() if line.strip()]
+        died = code is not None and code < 0
+        how = f"signal {signal.Signals(-code).name}" if died and code else f"code {code}"
+        words = self._tail()
         self.close()
-        words = f": {lines[-1].strip()[:300]}" if lines else ""
         return f"the worker of env {self.env.name} ended with {how}{words}"
 
     def close(self) -> None:
@@ -158,38 +185,75 @@ class Worker:
         self.process = self._stderr = None
 
 
-_workers: dict[tuple[str, str, str], Worker] = {}  # env, interpreter, whose code
-KEPT = 6  # workers a process holds at once: about 350 MB each; the longest unused one ends
+class _Kept(threading.local):
+    """The workers of one thread, by (env, interpreter, whose code)."""
+
+    def __init__(self) -> None:
+        self.workers: dict[tuple[str, str, str], Worker] = {}
+        self.environ: dict[str, str] = {}
+        with _lock:
+            _all.append(self.workers)
+
+
+_lock = threading.Lock()
+_all: list[dict[tuple[str, str, str], Worker]] = []
+_kept = _Kept()
+KEPT = 6  # workers a thread holds at once: about 350 MB each; the longest unused one ends
+LOOK_S = 0.1  # how often a worker's memory is looked at
+
+
+def _resident(process: psutil.Process) -> int:
+    """Bytes that a process holds; 0 once it has ended."""
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def set_environ(environ: Mapping[str, str]) -> None:
+    """Environment of the workers that this thread starts from now on (its GPU, say)."""
+    _kept.environ = dict(environ)
 
 
 def is_apart(cell: dict[str, Any]) -> bool:
     """Whether a cell needs a process of its own: other versions, or code that is not this
     project's."""
-    return cell["env"]["name"] != "current" or bool(cell["env"].get("python")) or not _own(cell)
+    return cell["env"]["name"] != "current" or bool(cell["env"].get("python")) or not is_own(cell)
 
 
-def _own(cell: dict[str, Any]) -> bool:
+def is_own(cell: dict[str, Any]) -> bool:
+    """Whether only code of this project computes the cell."""
     return bool(cell["impl"]["kind"] == "own" and not cell["impl"].get("import"))
 
 
-def execute(cell: dict[str, Any], ctx: dict[str, Any], timeout: float | None = None) -> rows.Row:
-    """The row of a cell from a worker of its env; a worker that dies or hangs leaves a row that
-    says so."""
+def execute(
+    cell: dict[str, Any],
+    ctx: dict[str, Any],
+    timeout: float | None = None,
+    memory: float | None = None,
+) -> rows.Row:
+    """The row of a cell from this thread's worker of its env; a worker that dies, hangs or grows
+    too large leaves a row that says so, and the next cell gets a fresh one."""
     start = time.perf_counter()
     row = rows.new_row(cell["cell"])
     row["repro"], row["provenance"] = cell.get("repro", ""), dict(ctx.get("provenance", {}))
-    impl = "own" if _own(cell) else cell["impl"]["name"]
+    own = is_own(cell)
+    workers = _kept.workers
     try:
         env = envs.load(cell["env"]["name"], cell["env"].get("python"))
-        key = (env.name, env.python, impl)
-        worker = _workers.pop(key, None) or Worker(env, () if impl == "own" else (str(Path.cwd()),))
-        _workers[key] = worker
-        while len(_workers) > KEPT:
-            _workers.pop(next(iter(_workers))).close()
-        return worker.call("cell", timeout, cell=cell, ctx=ctx)
+        key = (env.name, env.python, "own" if own else cell["impl"]["name"])
+        extra = () if own else (str(Path.cwd()),)
+        worker = workers.pop(key, None) or Worker(env, extra, _kept.environ)
+        workers[key] = worker
+        while len(workers) > KEPT:
+            workers.pop(next(iter(workers))).close()
+        answer: rows.Row = worker.call("cell", timeout, memory, cell=cell, ctx=ctx)
+        return answer
     except WorkerTimeout as error:
         rows.finish(row, "timeout", str(error))
-    except WorkerDied as error:
+    except WorkerTooLarge as error:
+        rows.finish(row, "oom", str(error))
+    except (WorkerDied, WorkerFailed) as error:
         rows.finish(row, "crashed", str(error))
     except EnvError as error:
         rows.finish(row, "skipped", str(error), "NOT_INSTALLED")
@@ -198,76 +262,19 @@ def execute(cell: dict[str, Any], ctx: dict[str, Any], timeout: float | None = N
 
 
 def close_all() -> None:
-    """Ends the workers of this process."""
-    while _workers:
-        _workers.popitem()[1].close()
+    """Ends the workers of every thread of this process."""
+    with _lock:
+        for workers in _all:
+            while workers:
+                workers.popitem()[1].close()
+
+
+def kill_all() -> None:
+    """Ends them at once, whatever they do."""
+    for workers in _all:
+        for worker in list(workers.values()):
+            if worker.process is not None and worker.process.poll() is None:
+                os.killpg(worker.process.pid, signal.SIGKILL)
 
 
 atexit.register(close_all)
-
-
-def hello(vendors: bool = False) -> dict[str, Any]:
-    """What this process imports: versions, whose `kernels`, and with `vendors` each vendor's
-    probe."""
-    import kernels
-    from harness.vendor import VENDORS, probe
-
-    versions = {"python": sys.version.split()[0]}
-    for name in ("torch", "triton"):
-        try:
-            versions[name] = str(importlib.import_module(name).__version__)
-        except ImportError as error:
-            versions[name] = f"not importable ({error})"
-    if vendors:
-        for name in VENDORS:
-            found = probe(name)
-            versions[name] = found.version or f"not installed ({found.reason})"
-    return {
-        "versions": versions,
-        "kernels": str(kernels.__file__),
-        "env": os.environ.get("HARNESS_ENV"),
-    }
-
-
-def cell(cell: dict[str, Any], ctx: dict[str, Any]) -> dict[str, Any]:
-    """One row, computed here."""
-    from harness import impls
-    from harness.cell import run_cell
-    from harness.vendor import VENDORS, probe, show_unwritten
-
-    if not _own(cell) and not impls.device(cell["impl"]["name"], cell["hw"]).type == "cuda":
-        show_unwritten()  # not on a GPU, where filling would count in a time
-    row: dict[str, Any] = run_cell(cell, ctx)
-    if (impl := cell["impl"]["name"]) in VENDORS:
-        row["provenance"][impl] = probe(impl).version or "not installed"
-    return row
-
-
-def serve(stdin: IO[bytes], answer: IO[bytes]) -> None:
-    """Answers requests until stdin ends; an op that raises is answered with its error."""
-    resolved: dict[str, Callable[..., Any]] = {}
-    for line in stdin:
-        request = json.loads(line)
-        op = request.pop("op")
-        try:
-            if op not in resolved:
-                module, _, function = OPS[op].partition(":")
-                resolved[op] = getattr(importlib.import_module(module), function)
-            reply: dict[str, Any] = {"value": resolved[op](**request)}
-        except Exception as error:  # the parent makes a row of it
-            traceback.print_exc()
-            reply = {"error": f"{op}: {type(error).__name__}: {error}"}
-        answer.write(json.dumps(reply).encode() + b"\n")
-        answer.flush()
-
-
-def main() -> int:
-    """The child: answers go to the real stdout, and whatever libraries print to stderr."""
-    with os.fdopen(os.dup(1), "wb") as answer:
-        os.dup2(2, 1)
-        serve(sys.stdin.buffer, answer)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
