@@ -20,8 +20,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from harness import UsageError, baseline, gate_report, rows, stats, suggest
 from harness.gate_rules import CLASSES, Finding, Limits, compare, exit_code
 
@@ -61,6 +59,8 @@ LIMITS = ("memory_rel", "memory_bytes", *(f.name for f in fields(stats.Rule)))
 
 def limits(given: Mapping[str, str]) -> Limits:
     """conf/gate/default.yaml with what the command line says instead."""
+    from omegaconf import OmegaConf
+
     values: dict[str, Any] = dict(OmegaConf.load(ROOT / "conf" / "gate" / "default.yaml"))
     for name in LIMITS:
         if name in given:

@@ -50,7 +50,7 @@ def test_gates_count_alarms_by_the_statistics_alone(monkeypatch):
     monkeypatch.setattr(selftest, "_pair", lambda folder: NoPair())
     monkeypatch.setattr(selftest.ab, "probe", lambda pair: ({}, {}))
     monkeypatch.setattr(selftest.ab, "judge", judge)
-    found = selftest.gates(2, np.inf)
+    found = selftest.gates(2, np.inf, {})
     assert (found["ok"], found["alarms"]) == (False, [[], ["x"]])
-    none = selftest.gates(2, 0.0)  # a budget that is spent gives no gates, and that is no pass
+    none = selftest.gates(2, 0.0, {})  # a budget that is spent gives no gates, and that is no pass
     assert (none["ok"], none["gates"]) == (False, 0)
