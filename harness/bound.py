@@ -1,10 +1,12 @@
-"""A static bound of a cell: what its bytes cost at least, from datasheets and index maps. Never a time.
+"""A static bound of a cell: what its bytes cost at least, from datasheets and index maps. Never a
+time.
 
-floor_us: bytes that must move over the datasheet's memory bandwidth; no launch can be faster, every real
-one is slower. segments: how many 32-, 64- or 128-byte pieces of memory one warp's access touches when
-consecutive lanes read consecutive k of one row, and when they read one k of consecutive rows, next to the
-fewest that so many bytes need; from `Layout.offsets`. conflicts: of a storage copied to shared memory as it
-is, how many of a warp's lanes ask the same 4-byte bank for different words when each reads its own row.
+floor_us: bytes that must move over the datasheet's memory bandwidth; no launch can be faster, every
+real one is slower. segments: how many 32-, 64- or 128-byte pieces of memory one warp's access
+touches when consecutive lanes read consecutive k of one row, and when they read one k of
+consecutive rows, next to the fewest that so many bytes need; from `Layout.offsets`. conflicts: of a
+storage copied to shared memory as it is, how many of a warp's lanes ask the same 4-byte bank for
+different words when each reads its own row.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ BANKS, BANK_BYTES = 32, 4
 
 
 def for_cell(
-    cell: Mapping[str, Any], layouts: Mapping[str, Layout], shapes: Mapping[str, tuple[int, int, int]]
+    cell: Mapping[str, Any],
+    layouts: Mapping[str, Layout],
+    shapes: Mapping[str, tuple[int, int, int]],
 ) -> dict[str, Any]:
     """{"bytes", "floor_us", "source", "tensors"} of what a cell writes.
 
-    layouts: by tensor name; shapes: (experts, n, k) of each, in elements of one byte. A target without a
-    datasheet (cpu) has floor_us None.
+    layouts: by tensor name; shapes: (experts, n, k) of each, in elements of one byte. A target
+    without a datasheet (cpu) has floor_us None.
     """
     hw = cell["hw"]
     chip = CHIPS.get(hw["arch"])

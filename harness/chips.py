@@ -1,9 +1,10 @@
 """What a compiler and an occupancy bound need to know of each architecture: a literal table.
 
-Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (registers, warps,
-blocks and shared memory a multiprocessor; 1 KiB of shared memory a block is the system's); AMD CDNA 3,
-CDNA 4 and LLVM AMDGPU user guides (LDS a compute unit, 4 SIMDs, wavefront size); memory transactions are
-32-byte sectors in 128-byte lines on NVIDIA, 128-byte lines read as 64-byte halves on CDNA.
+Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (registers,
+warps, blocks and shared memory a multiprocessor; 1 KiB of shared memory a block is the system's);
+AMD CDNA 3, CDNA 4 and LLVM AMDGPU user guides (LDS a compute unit, 4 SIMDs, wavefront size); memory
+transactions are 32-byte sectors in 128-byte lines on NVIDIA, 128-byte lines read as 64-byte halves
+on CDNA.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from harness import UsageError, suggest
 
 @dataclass(frozen=True)
 class Chip:
-    """backend: triton's. shared: bytes a multiprocessor or compute unit. sectors: memory segment sizes
-    in bytes that a warp's access is counted in; the first is the smallest transaction."""
+    """backend: triton's. shared: bytes a multiprocessor or compute unit. sectors: memory segment
+    sizes in bytes that a warp's access is counted in; the first is the smallest transaction."""
 
     backend: str
     arch: int | str

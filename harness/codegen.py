@@ -1,14 +1,15 @@
 """Compiles a Triton kernel for a target that is not here, and reads the code it gets.
 
-A kernel launch is described as data (`kernels.fused.consume.Launch`, or any mapping of the same fields),
-so it can be compiled in another process: `python -m harness.codegen` serves one description a line. That
-process is never in interpreter mode, survives nothing but itself when LLVM aborts, and two of them
-use two cores. Records are kept on disk by (source, options, target, triton version) and by the parsers' own
-source: a changed kernel, option, compiler or parser is compiled again, nothing else is.
+A kernel launch is described as data (`kernels.fused.consume.Launch`, or any mapping of the same
+fields), so it can be compiled in another process: `python -m harness.codegen` serves one
+description a line. That process is never in interpreter mode, survives nothing but itself when LLVM
+aborts, and two of them use two cores. Records are kept on disk by (source, options, target, triton
+version) and by the parsers' own source: a changed kernel, option, compiler or parser is compiled
+again, nothing else is.
 
-A record: instructions, code_bytes, registers (agpr, sgpr), spills, stack_bytes, shared_bytes, loads and stores
-by bytes a lane, async copies, matrix instructions by kind, scale-path instructions, barriers, occupancy.
-A kernel of which nothing could be parsed raises; it is never an empty record.
+A record: instructions, code_bytes, registers (agpr, sgpr), spills, stack_bytes, shared_bytes, loads
+and stores by bytes a lane, async copies, matrix instructions by kind, scale-path instructions,
+barriers, occupancy. A kernel of which nothing could be parsed raises; it is never an empty record.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ class CompileError(RuntimeError):
 
 
 def describe(launch: Any, arch: str) -> dict[str, Any]:
-    """The JSON form of a launch on an architecture, with integers reduced to what the compiler sees.
+    """The JSON form of a launch on an architecture, with integers reduced to what the compiler
+    sees.
 
     triton specialises an integer on being 1 and on being a multiple of 16, and on nothing else.
     """
-    get = launch.get if isinstance(launch, Mapping) else lambda name: getattr(launch, name)
+    get: Any = launch.get if isinstance(launch, Mapping) else lambda name: getattr(launch, name)
     spec = {name: get(name) for name in FIELDS} | {"arch": arch}
     spec["integers"] = {
         n: 1 if v == 1 else 16 if v % 16 == 0 else 7 for n, v in spec["integers"].items()
@@ -104,7 +106,8 @@ def compile_many(
 
 
 def key(spec: Mapping[str, Any]) -> str:
-    """Cache key: the description, the kernel's source with all it imports of ours, compiler, parsers."""
+    """Cache key: the description, the kernel's source with all it imports of ours, compiler,
+    parsers."""
     text = json.dumps(spec, sort_keys=True) + triton_version() + _source(spec["module"])
     for module in (__name__, isa_nvidia.__name__, isa_amd.__name__, chip.__module__):
         text += _file(module if module != "__main__" else "harness.codegen").read_text()
@@ -129,8 +132,12 @@ def cache_dir() -> Path:
 def _source(module: str) -> str:
     """Text of a module and of every module of this project that it imports."""
     text = _file(module).read_text()
-    inner = re.findall(r"^from ((?:kernels|harness)[\w.]*) import|^import (kernels[\w.]*)", text, re.M)
-    return text + "".join(_source(name) for pair in inner for name in pair if name and name != module)
+    inner = re.findall(
+        r"^from ((?:kernels|harness)[\w.]*) import|^import (kernels[\w.]*)", text, re.M
+    )
+    return text + "".join(
+        _source(name) for pair in inner for name in pair if name and name != module
+    )
 
 
 def _file(module: str) -> Path:
@@ -175,7 +182,8 @@ def _start() -> subprocess.Popen[str]:
     root = str(Path(__file__).resolve().parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     if triton_version().startswith("3.4.") and (no_op := shutil.which("true")):
-        # 3.4 calls ROCm's linker for an object file that nothing here reads; its text comes earlier.
+        # 3.4 calls ROCm's linker for an object file that nothing here reads; its text comes
+        # earlier.
         environment.setdefault("TRITON_HIP_LLD_PATH", no_op)
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "harness.codegen"], env=environment, text=True,
@@ -218,15 +226,23 @@ def build(spec: Mapping[str, Any]) -> Record:
         else:
             signature[name] = "constexpr"
             constants[name] = 1 if name in spec["integers"] else _tuples(spec["constants"][name])
-    options = {"num_warps": spec["num_warps"], "num_stages": spec["num_stages"], "enable_fp_fusion": True}
+    options = {
+        "num_warps": spec["num_warps"],
+        "num_stages": spec["num_stages"],
+        "enable_fp_fusion": True,
+    }
     compiled = triton.compile(
         ASTSource(kernel, signature, constants, attributes),
-        target=GPUTarget(target.backend, target.arch, target.warp), options=options | spec["options"],
+        target=GPUTarget(target.backend, target.arch, target.warp),
+        options=options | spec["options"],
     )  # fmt: skip
     record = (isa_nvidia if target.backend == "cuda" else isa_amd).read(compiled.asm)
     shared = int(compiled.metadata.shared)
     occupancy = target.occupancy(
-        record["registers"] + record.get("agpr", 0), shared, spec["num_warps"], record.pop("waves_per_simd", None)
+        record["registers"] + record.get("agpr", 0),
+        shared,
+        spec["num_warps"],
+        record.pop("waves_per_simd", None),
     )
     return {
         "kernel": spec["kernel"], "target": spec["arch"], "triton": triton.__version__,
@@ -256,7 +272,8 @@ def serve() -> None:
 
 
 def for_cell(cell: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The code that reads what a cell prepared, on the cell's target: {"target", "triton", "kernels"}.
+    """The code that reads what a cell prepared, on the cell's target: {"target", "triton",
+    "kernels"}.
 
     None for a target no compiler here knows (cpu) and for a cell that no kernel here consumes.
     """

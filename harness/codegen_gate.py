@@ -3,9 +3,9 @@
 A regression (exit 1): a new spill; global reads or writes whose widest or mean width a lane shrank;
 asynchronous copies gone; a matrix instruction or a scale-path copy gone, or fewer of them; shared
 memory or registers that cost a resident block; instructions above +10 %; a kernel that no longer
-compiles. The opposite asks for the baseline to be pinned again (exit 0). Records of different triton
-versions are not the same subject: what moved between them is reported as `NOT_COMPARABLE`, exit 0,
-unless the caller asks across versions.
+compiles. The opposite asks for the baseline to be pinned again (exit 0). Records of different
+triton versions are not the same subject: what moved between them is reported as `NOT_COMPARABLE`,
+exit 0, unless the caller asks across versions.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from harness import UsageError
 
-# Loads that go to registers and copies that go to shared memory are one traffic: a compiler that moves a
-# load from one kind to the other has made nothing narrower.
+# Loads that go to registers and copies that go to shared memory are one traffic: a compiler that
+# moves a load from one kind to the other has made nothing narrower.
 ACCESSES = {"global reads": ("global_loads", "async_copies"), "global writes": ("global_stores",)}
 INSTRUCTIONS = 1.10  # more than this is a regression, less than its inverse an improvement
 Record = Mapping[str, Any]
@@ -29,7 +29,8 @@ class CanaryMissed(UsageError):
 
 @dataclass(frozen=True)
 class Finding:
-    """verdict: a word of harness.stats.VERDICTS; code: the exit code it calls for; what: the metric."""
+    """verdict: a word of harness.stats.VERDICTS; code: the exit code it calls for; what: the
+    metric."""
 
     verdict: str
     code: int
@@ -47,7 +48,8 @@ def compare_codegen(
     """
     if new.get("canary_spills", 1) < 1:
         raise CanaryMissed(
-            f"codegen: the canary kernel for {new['target']} must spill, and triton {new['triton']}'s code "
+            f"codegen: the canary kernel for {new['target']} must spill, and triton "
+            f"{new['triton']}'s code "
             "was read as not spilling: the parser in harness/isa_*.py no longer fits this compiler"
         )
     if "kernels" not in old:

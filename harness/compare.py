@@ -3,12 +3,12 @@
     python -m harness compare hw=gfx950,h200 model=gpt_oss_120b tp_size=1,2,4,8
     python -m harness compare hw=gfx950 variant=cdna4,strided
     python -m harness compare env=A,B …   and   impl=A,B …      (see compare_env)
-    python -m harness compare measure=consumer                  (times Hopper's consumer, see consumer_time)
+    python -m harness compare measure=consumer   (times Hopper's, see consumer_time)
 
-No device is needed. Per target and TP size: the value and scale layout that MXFP4 weights take and the rule
-that says so, what padding adds, the bytes preparation moves with their datasheet bound, and the code of the
-consumer with the layout and without. A time stands only beside the device it was measured on. out=FOLDER also writes
-compare.md and compare.json.
+No device is needed. Per target and TP size: the value and scale layout that MXFP4 weights take and
+the rule that says so, what padding adds, the bytes preparation moves with their datasheet bound,
+and the code of the consumer with the layout and without. A time stands only beside the device it
+was measured on. out=FOLDER also writes compare.md and compare.json.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ MEASURED = Path(__file__).resolve().parent.parent / "results" / "measured"
 
 
 def main(argv: list[str]) -> int:
-    """Exit 0 with a comparison printed, 4 for a command that cannot be read, 3 if no code could be made."""
+    """Exit 0 with a comparison printed, 4 for a command that cannot be read, 3 if no code could be
+    made."""
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if argv else 4
@@ -83,7 +84,9 @@ def compare(options: Mapping[str, str]) -> dict[str, Any]:
     if len(names) < 2 and not variants:
         raise UsageError(f"one target and no variant: nothing to compare; {USAGE}")
     hws = [config.group_config("hw", config.option("hw", name)) for name in names]
-    model = config.group_config("model", config.option("model", options.get("model", "gpt_oss_120b")))
+    model = config.group_config(
+        "model", config.option("model", options.get("model", "gpt_oss_120b"))
+    )
     tp_sizes = [_number("tp_size", text) for text in _split(options.get("tp_size", "1,2,4,8"))]
     experts = _number("experts", options["experts"]) if "experts" in options else int(model["E"])
     targets = [_target(hw, model, tp_sizes, experts, variants, options) for hw in hws]
@@ -150,13 +153,16 @@ def _row(
         (model["H"], shard.per_rank, shard.padded_hidden, shard.padded_intermediate),
     ):  # fmt: skip
         useful += n * (k // 2 + -(-k // MX_GROUP))
-        stored += _bytes(choice.value, rows, cols // 2) + _bytes(choice.scale, rows, cols // MX_GROUP)
+        stored += _bytes(choice.value, rows, cols // 2) + _bytes(
+            choice.scale, rows, cols // MX_GROUP
+        )
     useful, stored = experts * useful, experts * stored
     rate = hw["hbm_bytes_per_s"]
     return {
         "tp_size": tp, "value": choice.value.name, "scale": choice.scale.name,
         "reason": choice.reason, "source": choice.source, "warning": choice.warning,
-        "constraints": dict(choice.constraints), "outcome": shard.outcome, "padding_reason": shard.reason,
+        "constraints": dict(choice.constraints), "outcome": shard.outcome,
+        "padding_reason": shard.reason,
         "useful_bytes": useful, "stored_bytes": stored, "padded_bytes": stored - useful,
         "overhead": round(stored / useful, 4), "preparation_bytes": useful + stored,
         "bound_us": round((useful + stored) / rate * 1e6, 1) if rate else None,
@@ -180,7 +186,8 @@ def _variant(name: str, choice: select.Choice) -> tuple[Layout, Layout]:
 
 
 def _compile(targets: Sequence[dict[str, Any]]) -> None:
-    """The consumers' code for every target, and what the gate's rules say of strided against chosen."""
+    """The consumers' code for every target, and what the gate's rules say of strided against
+    chosen."""
     work = [(t, name, launch) for t in targets for name, launch in t.pop("launches").items()]
     records = codegen.compile_many([(launch, t["arch"]) for t, _, launch in work], errors=True)
     for (target, name, _), record in zip(work, records, strict=True):
@@ -199,8 +206,12 @@ def _compile(targets: Sequence[dict[str, Any]]) -> None:
         target["moved"] = [
             {"better": f.verdict == "FASTER", "what": f.what,
              "sentence": text(f.sentence).replace("(was ", f"({_short(names[-1])}: ")}
-            for f in sorted(found, key=lambda f: ORDER.index(f.what) if f.what in ORDER else len(ORDER))
+            for f in sorted(found, key=_first_asked)
         ]  # fmt: skip
+
+
+def _first_asked(found: codegen_gate.Finding) -> int:
+    return ORDER.index(found.what) if found.what in ORDER else len(ORDER)
 
 
 def _short(pair: str) -> str:

@@ -1,4 +1,5 @@
-"""A comparison for people: rich tables in a terminal, the same as Markdown, and one line of advice."""
+"""A comparison for people: rich tables in a terminal, the same as Markdown, and one line of
+advice."""
 
 from __future__ import annotations
 
@@ -35,7 +36,15 @@ METRICS: tuple[tuple[str, Callable[[Found], str]], ...] = (
     ("resident blocks", lambda r: f"{r['occupancy']['blocks']} (by {r['occupancy']['limit']})"),
     ("code size", lambda r: f"{r['code_bytes']} B"),
 )
-LAYOUT_HEAD = ("TP", "value layout", "scale layout", "padding", "stored", "preparation moves", "bound")
+LAYOUT_HEAD = (
+    "TP",
+    "value layout",
+    "scale layout",
+    "padding",
+    "stored",
+    "preparation moves",
+    "bound",
+)
 
 
 def _layout_rows(target: Found) -> list[tuple[str, ...]]:
@@ -53,7 +62,9 @@ def _layout_rows(target: Found) -> list[tuple[str, ...]]:
 def _code_rows(target: Found) -> list[tuple[str, ...]]:
     rows = []
     for label, text in METRICS:
-        cells = [r.get("error", "")[:60] if "error" in r else text(r) for r in target["code"].values()]
+        cells = [
+            r.get("error", "")[:60] if "error" in r else text(r) for r in target["code"].values()
+        ]
         rows.append((label, *cells))
     return rows
 
@@ -73,7 +84,9 @@ def _why(target: Found) -> list[str]:
 def _times(target: Found) -> list[str]:
     """Measured consumer times, or why there are none."""
     if not target["measured"]:
-        return [f"consumer time: none (no measurement taken on {target['hw']}); code and bound only"]
+        return [
+            f"consumer time: none (no measurement taken on {target['hw']}); code and bound only"
+        ]
     out = []
     for r in target["measured"]:
         if not r["decided"]:
@@ -83,7 +96,8 @@ def _times(target: Found) -> list[str]:
         else:
             pays = f"preparing ({r['prepare_us']:.0f} us) pays after {r['steps']:.0f} steps"
         out.append(
-            f"measured on {r['device']}, {r['matrix']} M={r['m']}: {r['strided_us']:.0f} us strided, "
+            f"measured on {r['device']}, {r['matrix']} M={r['m']}: "
+            f"{r['strided_us']:.0f} us strided, "
             f"{r['prepared_us']:.0f} us prepared ({r['ratio']:.2f}x); {pays}"
         )
     return out
@@ -118,7 +132,8 @@ def advice(target: Found) -> str:
     decided = [r for r in target["measured"] if r["decided"]]
     if decided:
         ratios = [r["ratio"] for r in decided]
-        evidence += f"; measured {min(ratios):.2f}x to {max(ratios):.2f}x of {len(target['measured'])} points"
+        span = f"{min(ratios):.2f}x to {max(ratios):.2f}x"
+        evidence += f"; measured {span}, {len(decided)} of {len(target['measured'])} points decided"
     else:
         evidence += "; no time was taken on it"
     return f"{target['hw']}: {use}. Evidence: {evidence}."
@@ -130,7 +145,9 @@ def terminal(found: Found, console: Console | None = None) -> None:
     for line in _head(found):
         console.print(line, soft_wrap=True)
     for target in found["targets"]:
-        table = Table(*LAYOUT_HEAD, title=f"{target['hw']} ({target['arch']}): layouts and bytes of one rank")
+        table = Table(
+            *LAYOUT_HEAD, title=f"{target['hw']} ({target['arch']}): layouts and bytes of one rank"
+        )
         for row in _layout_rows(target):
             table.add_row(*row)
         console.print(table)
@@ -141,7 +158,11 @@ def terminal(found: Found, console: Console | None = None) -> None:
             table.add_row(*row)
         console.print(table)
         for move in target["moved"]:
-            console.print(f"  {'+' if move['better'] else '-'} {move['sentence']}", soft_wrap=True, markup=False)
+            console.print(
+                f"  {'+' if move['better'] else '-'} {move['sentence']}",
+                soft_wrap=True,
+                markup=False,
+            )
         for line in _times(target):
             console.print(f"  {line}", soft_wrap=True, markup=False)
     console.print("Advice", style="bold")
@@ -154,7 +175,8 @@ def _head(found: Found) -> list[str]:
     return [
         f"{model['name']}: {found['experts']} experts, H {model['H']}, I {model['I']}, "
         f"{model['activation']}; MXFP4 weights, blocks of 32 along K.",
-        f"Code is cross-compiled by triton {found['triton']}; a bound is bytes over datasheet bandwidth, "
+        f"Code is cross-compiled by triton {found['triton']}; a bound is bytes over "
+        "datasheet bandwidth, "
         "never a time. + is better with the first column's layout, - is worse.",
     ]
 
@@ -171,6 +193,8 @@ def markdown(found: Found) -> str:
         out += table(LAYOUT_HEAD, _layout_rows(target))
         out += [*(f"- {line}" for line in _why(target)), "", _title(target), ""]
         out += table(("consumer", *target["code"]), _code_rows(target))
-        out += [f"- {'better' if m['better'] else 'worse'}: {m['sentence']}" for m in target["moved"]]
+        out += [
+            f"- {'better' if m['better'] else 'worse'}: {m['sentence']}" for m in target["moved"]
+        ]
         out += [*(f"- {line}" for line in _times(target)), ""]
     return "\n".join([*out, "## Advice", "", *(f"- {line}" for line in found["advice"]), ""])

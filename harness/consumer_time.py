@@ -1,14 +1,16 @@
-"""How long a consumer takes with prepared weights and with strided ones, on the device that is here.
+"""How long a consumer takes with prepared weights and with strided ones, on the device that is
+here.
 
-    python -m harness compare measure=consumer [model=gpt_oss_120b,deepseek_r1] [m=1,16,128,1024] [out=FILE]
+    python -m harness compare measure=consumer [model=A,B] [m=1,16,128,1024] [out=FILE]
 
-Each variant of a point (its layouts, its kernel) is tried with a few launch shapes and keeps its fastest. Weights
-of all experts together are far larger than the last-level cache, so every launch reads memory. Launches are
-captured in a graph and its replays timed with events: at M = 1 a launch takes longer to start than to run.
-Before any timing both variants must equal the dequantized product exactly; a wrong one has no time.
+Each variant of a point (its layouts, its kernel) is tried with a few launch shapes and keeps its
+fastest. Weights of all experts together are far larger than the last-level cache, so every launch
+reads memory. Launches are captured in a graph and its replays timed with events: at M = 1 a launch
+takes longer to start than to run. Before any timing both variants must equal the dequantized
+product exactly; a wrong one has no time.
 
-Break-even: the one-time preparation (fused kernels, same tensors) over the saving of one step that runs the
-matmul once; none where nothing is saved.
+Break-even: the one-time preparation (fused kernels, same tensors) over the saving of one step that
+runs the matmul once; none where nothing is saved.
 """
 
 from __future__ import annotations
@@ -76,12 +78,16 @@ def points(models: Sequence[dict[str, Any]], ms: Sequence[int], arch: str) -> li
                     ("prepared", choice.value, choice.scale), ("strided", strided, strided),
                 ):  # fmt: skip
                     found.append(
-                        Point(model["name"], matrix, experts, m, n, k, variant, value.name, scale.name)
+                        Point(
+                            model["name"], matrix, experts, m, n, k, variant, value.name, scale.name
+                        )
                     )
     return found
 
 
-def planned(point: Point, config: Config, out_type: str = "bf16", experts: int | None = None) -> consume.Launch:
+def planned(
+    point: Point, config: Config, out_type: str = "bf16", experts: int | None = None
+) -> consume.Launch:
     blocks, warps, stages = config
     return consumer_launch(
         "sm90", LAYOUTS[point.value], LAYOUTS[point.scale], point.n, point.k, m=point.m,
@@ -214,7 +220,9 @@ def _compile(item: tuple[Point, Config]) -> None:
     torch.cuda.synchronize()
 
 
-def break_even(rows: Sequence[dict[str, Any]], prep: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def break_even(
+    rows: Sequence[dict[str, Any]], prep: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Strided against prepared at each point, with the steps after which preparation has paid."""
     by = {(r["model"], r["matrix"], r["m"], r["variant"]): r for r in rows}
     found = []
@@ -229,7 +237,8 @@ def break_even(rows: Sequence[dict[str, Any]], prep: Sequence[dict[str, Any]]) -
             total = cost["value_us"] + cost["scale_us"]
             found.append({
                 "model": cost["model"], "matrix": cost["matrix"], "m": m, "strided_us": plain,
-                "prepared_us": ready, "ratio": round(plain / ready, 3), "prepare_us": round(total, 2),
+                "prepared_us": ready, "ratio": round(plain / ready, 3),
+                "prepare_us": round(total, 2),
                 "steps": round(total / saved, 1) if saved > noise else None,
                 "decided": abs(saved) > noise,
             })  # fmt: skip
@@ -237,11 +246,15 @@ def break_even(rows: Sequence[dict[str, Any]], prep: Sequence[dict[str, Any]]) -
 
 
 def main(options: dict[str, str]) -> int:
-    """Measures, prints a table, writes JSON to options["out"]; exit 2 if a variant was wrong, 3 without a device."""
+    """Measures, prints a table, writes JSON to options["out"]; exit 2 if a variant was wrong, 3
+    without a device."""
     from harness.config import group_config, option
 
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
-        print("NO_DEVICE: measure=consumer times Hopper's consumers; no sm90 device is here", file=sys.stderr)
+        print(
+            "NO_DEVICE: measure=consumer times Hopper's consumers; no sm90 device is here",
+            file=sys.stderr,
+        )
         return 3
     names = options.get("model", "gpt_oss_120b,deepseek_r1_nvfp4").split(",")
     models = [group_config("model", option("model", name)) for name in names]
@@ -268,8 +281,10 @@ def run(models: Sequence[dict[str, Any]], ms: Sequence[int], out: str | None = N
         "break_even": break_even(rows, prep),
     }  # fmt: skip
     for line in result["break_even"]:
-        print("{model} {matrix} M={m}: strided {strided_us} us, prepared {prepared_us} us, {ratio}x, "
-              "prepare {prepare_us} us, steps {steps}, decided {decided}".format(**line))
+        print(
+            "{model} {matrix} M={m}: strided {strided_us} us, prepared {prepared_us} us, {ratio}x, "
+            "prepare {prepare_us} us, steps {steps}, decided {decided}".format(**line)
+        )
     if out:
         Path(out).write_text(json.dumps(result, indent=1) + "\n")
     return 2 if any(r["absent"] == "INCORRECT" for r in rows) else 0

@@ -1,7 +1,8 @@
 """Which consumer stands for a backend on each target, and with what blocks: literal tables.
 
-Blocks are those of the library's own heuristics where it has them (triton_kernels opt_flags_details:
-Hopper block_n = 32 * num_warps, block_k 128; gfx950 block_k 256), and 128 x 128 x 256 elsewhere.
+Blocks are those of the library's own heuristics where it has them (triton_kernels
+opt_flags_details: Hopper block_n = 32 * num_warps, block_k 128; gfx950 block_k 256), and 128 x 128
+x 256 elsewhere.
 """
 
 from __future__ import annotations
@@ -49,20 +50,23 @@ def launch(
 
 
 def shapes(model: Mapping[str, Any], tp_size: int) -> dict[str, tuple[int, int]]:
-    """Logical (n, k) of w13 and w2 on one rank; I is split by whole 32-element blocks, as a shard is."""
-    per_rank = -(-(-(-model["I"] // MX_GROUP)) // tp_size) * MX_GROUP
+    """Logical (n, k) of w13 and w2 on one rank; I is split by whole 32-element blocks, as a shard
+    is."""
+    blocks = -(-model["I"] // MX_GROUP)
+    per_rank = -(-blocks // tp_size) * MX_GROUP
     rows = per_rank if str(model["activation"]).endswith("_no_mul") else 2 * per_rank
     return {"w13": (rows, model["H"]), "w2": (model["H"], per_rank)}
 
 
 def of_cell(cell: Mapping[str, Any]) -> dict[str, Launch]:
-    """Launches of the consumers that read what a layer cell prepares; empty where none here does."""
+    """Launches of the consumers that read what a layer cell prepares; empty where none here
+    does."""
     path, arch = cell["path"]["name"], cell["hw"]["arch"]
     tp_size = int(cell["cell"]["tp_size"])
     sizes = shapes(cell["model"], tp_size)
     if path == "mxfp4_triton":
         choice = choose_mxfp4(arch, tp_size, generation=cell.get("generation", "3.5"))
-        pairs, group = {name: (choice.value, choice.scale) for name in sizes}, MX_GROUP
+        pairs, group = dict.fromkeys(sizes, (choice.value, choice.scale)), MX_GROUP
     elif path in NVFP4 and arch in ("sm100", "sm103", "sm120"):
         names = NVFP4[path]
         gated = not str(cell["model"]["activation"]).endswith("_no_mul")

@@ -1,4 +1,5 @@
-"""Reads what triton made for an AMD target: the amdgcn text carries instructions and resources both."""
+"""Reads what triton made for an AMD target: the amdgcn text carries instructions and resources
+both."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 
 _LINE = re.compile(r"^\t([a-z][a-z0-9_]+)(?:[ \t]+(.*))?$", re.M)
 _WIDTHS = (
-    ("x4", 16), ("b128", 16), ("x3", 12), ("b96", 12), ("x2", 8), ("b64", 8), ("dword", 4), ("b32", 4),
+    ("x4", 16), ("b128", 16), ("x3", 12), ("b96", 12), ("x2", 8), ("b64", 8),
+    ("dword", 4), ("b32", 4),
     ("short", 2), ("u16", 2), ("i16", 2), ("b16", 2), ("byte", 1), ("u8", 1), ("i8", 1), ("b8", 1),
 )  # fmt: skip
 
@@ -22,9 +24,12 @@ def _bytes(name: str) -> int:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The record of one kernel's amdgcn. Raises ValueError when it holds no instruction or resources."""
+    """The record of one kernel's amdgcn. Raises ValueError when it holds no instruction or
+    resources."""
     body = text.split(".amdhsa_kernel")[0]
-    found = [(name, rest or "") for name, rest in _LINE.findall(body) if not name.startswith("p2align")]
+    found = [
+        (name, rest or "") for name, rest in _LINE.findall(body) if not name.startswith("p2align")
+    ]
     names = Counter(name for name, _ in found)
     if not names.get("s_endpgm"):
         raise ValueError("no amdgcn instruction found: zero kernels parsed")
@@ -75,7 +80,9 @@ def _number(text: str, pattern: str, default: int | None = None) -> int:
     if match:
         return int(match[1])
     if default is None:
-        raise ValueError(f"amdgcn text lacks {pattern!r}: the parser does not know this compiler's form")
+        raise ValueError(
+            f"amdgcn text lacks {pattern!r}: the parser does not know this compiler's form"
+        )
     return default
 
 

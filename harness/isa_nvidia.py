@@ -1,8 +1,9 @@
 """Reads what triton made for an NVIDIA target: names from PTX, everything else from SASS.
 
-PTX names matrix and tensor-memory instructions readably (kind, shape, operand types); only SASS, the
-machine code in the cubin, says how wide a load really is, how many instructions there are and whether
-registers were spilled. The disassembler is the one in triton's package, so no CUDA toolkit is needed.
+PTX names matrix and tensor-memory instructions readably (kind, shape, operand types); only SASS,
+the machine code in the cubin, says how wide a load really is, how many instructions there are and
+whether registers were spilled. The disassembler is the one in triton's package, so no CUDA toolkit
+is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _PTX = re.compile(
     r"^\s*(?:@!?%?\w+\s+)?((?:tcgen05|wgmma\.mma_async|mma\.sync|cp\.async\.bulk)[\w.:]*)", re.M
 )
 _WIDTH = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
-_MATRIX = ("HMMA", "HGMMA", "IMMA", "IGMMA", "QMMA", "QGMMA", "OMMA", "UTCHMMA", "UTCQMMA", "UTCOMMA",
+_MATRIX = ("HMMA", "HGMMA", "IMMA", "IGMMA", "QMMA", "QGMMA", "OMMA", "UTCHMMA", "UTCQMMA",
+           "UTCOMMA",
            "UTCIMMA", "DMMA")  # fmt: skip
 _KIND = re.compile(r"\.(kind::\w+|block_scale|scale_vec::\w+|e\dm\d|bf16|f16|tf32|m\d+n\d+k\d+)")
 
@@ -39,11 +41,15 @@ def parse_sass(text: str) -> dict[str, Any]:
     for _, opcode, _operands in found:
         base = opcode.split(".")[0]
         names[base] += 1
-        table = {"LDG": loads, "STG": stores, "LDGSTS": copies, "LDS": reads, "STS": writes}.get(base)
+        table = {"LDG": loads, "STG": stores, "LDGSTS": copies, "LDS": reads, "STS": writes}.get(
+            base
+        )
         if table is not None:
             table[_bytes(opcode)] += 1
         elif base in ("LDSM", "STSM"):  # 16 bytes a lane for .4, less for .2 and .1
-            (reads if base == "LDSM" else writes)[4 * int(opcode[-1]) if opcode[-1] in "24" else 4] += 1
+            (reads if base == "LDSM" else writes)[
+                4 * int(opcode[-1]) if opcode[-1] in "24" else 4
+            ] += 1
         elif base in ("UTMALDG", "UBLKCP"):
             copies[128] += 1
     address = int(found[-1][0], 16)
@@ -67,7 +73,9 @@ def parse_ptx(text: str) -> dict[str, Any]:
     for name in _PTX.findall(text):
         if name.startswith(("wgmma.mma_async", "mma.sync", "tcgen05.mma")):
             kind = ".".join(_KIND.findall(name))
-            if name.startswith("tcgen05"):  # triton 3.6's scale_vec::2X is 3.9's block32: kind says it
+            if name.startswith(
+                "tcgen05"
+            ):  # triton 3.6's scale_vec::2X is 3.9's block32: kind says it
                 kind = kind.replace(".scale_vec::2X", "")
             head = re.match(r"wgmma|mma|tcgen05\.mma", name)
             matrix[f"{head.group() if head else name} {kind}".strip()] += 1

@@ -35,16 +35,18 @@ CASES: dict[str, tuple[str, str, int, int, int, str, tuple[int, int, int]]] = {
     "hopper_w8": ("hopper_value_v3", "hopper_scale_w8", 320, 352, 32, "bf16", TALL),
     "hopper_w8_2880": ("hopper_value_v3", "hopper_scale_w8", 256, 2880, 32, "bf16", TALL),
     "hopper_w4": ("hopper_value_v3", "hopper_scale_w4", 160, 352, 32, "bf16", BLOCKS),
-    "hopper_w4_tk38": ("hopper_value_v3_tk38", "hopper_scale_w4_tk38", 96, 2880, 32, "bf16", BLOCKS),
+    "hopper_w4_tk38": (
+        "hopper_value_v3_tk38", "hopper_scale_w4_tk38", 96, 2880, 32, "bf16", BLOCKS,
+    ),
     "hopper_w8_tk38": ("hopper_value_v3_tk38", "hopper_scale_w8_tk38", 160, 352, 32, "bf16", TALL),
     "hopper_v2": ("hopper_value_v2", "hopper_scale_w4", 160, 352, 32, "bf16", BLOCKS),
     "hopper_v2_tk38": ("hopper_value_v2_tk38", "hopper_scale_w4", 160, 352, 32, "bf16", BLOCKS),
     "w31": ("w13_to_w31", "w13_to_w31", 160, 352, 32, "bf16", BLOCKS),
-    "pairs_to_w31": ("w13_interleaved_to_w31", "w13_interleaved_to_w31", 160, 352, 32, "bf16", BLOCKS),
+    "pairs_to_w31": (*2 * ("w13_interleaved_to_w31",), 160, 352, 32, "bf16", BLOCKS),
     "interleave_1": ("gate_up_interleave_1", "gate_up_interleave_1", 160, 352, 32, "bf16", BLOCKS),
     "interleave_8": ("gate_up_interleave_8", "gate_up_interleave_8", 160, 352, 16, "e2m1", BLOCKS),
-    "interleave_16": ("gate_up_interleave_16", "gate_up_interleave_16", 160, 352, 16, "bf16", BLOCKS),
-    "interleave_64": ("gate_up_interleave_64", "gate_up_interleave_64", 256, 352, 16, "bf16", BLOCKS),
+    "interleave_16": (*2 * ("gate_up_interleave_16",), 160, 352, 16, "bf16", BLOCKS),
+    "interleave_64": (*2 * ("gate_up_interleave_64",), 256, 352, 16, "bf16", BLOCKS),
     "shuffle_16": ("trtllm_shuffle_16", "trtllm_shuffle_16", 144, 352, 16, "bf16", BLOCKS),
     "128x4": ("strided", "block_scale_128x4", 160, 352, 16, "e2m1", BLOCKS),
     "mma_view": ("strided", "cutedsl_mma_view", 160, 2896, 16, "bf16", BLOCKS),
@@ -61,7 +63,9 @@ def poisoned(layout: Layout, x: torch.Tensor) -> torch.Tensor:
     """Storage of x with 0xFF in every byte that holds padding."""
     storage = layout.forward(x).contiguous()
     mask = layout.pad_mask(*x.shape[-2:])
-    if layout.bits:  # the mask counts bytes before the bits of a word move: poison the source instead
+    if (
+        layout.bits
+    ):  # the mask counts bytes before the bits of a word move: poison the source instead
         n, k = layout.padded(*x.shape[-2:])
         full = torch.full((*x.shape[:-2], n, k), 0xFF, dtype=torch.uint8)
         full[..., : x.shape[-2], : x.shape[-1]] = x
@@ -96,7 +100,8 @@ def run(name: str) -> dict[str, object]:
     )
     found = {"name": name, "dequantize": verdict(consume.dequantize(w, s, reader).cpu(), judge)}
 
-    # NVFP4 scales have no dot_scaled below sm100 (and triton's interpreter reads them as e8m0): plain.
+    # NVFP4 scales have no dot_scaled below sm100 (and triton's interpreter reads them as e8m0):
+    # plain.
     plain = not GPU or group == 16
     warps = 8 if "w8" in scale_name else 4
     launch = consume.matmul_launch(
@@ -127,6 +132,8 @@ def verdict(got: torch.Tensor, want: torch.Tensor) -> str:
 
 if __name__ == "__main__":
     if not GPU:
-        os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels' module is imported, at a launch
+        os.environ["TRITON_INTERPRET"] = (
+            "1"  # read when the kernels' module is imported, at a launch
+        )
     for case in sys.argv[1:] or CASES:
         print(json.dumps(run(case)), flush=True)

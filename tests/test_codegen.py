@@ -1,4 +1,5 @@
-"""Code without hardware: the parsers, the cache, four facts about real targets, and the code gate."""
+"""Code without hardware: the parsers, the cache, four facts about real targets, and the code
+gate."""
 
 import json
 from dataclasses import replace
@@ -26,7 +27,8 @@ WORK = {
     "b200 planted": (
         matmul_launch(
             STRIDED,
-            # The 128x4 tile with two of its axes exchanged: a bijection, but not what the unit reads.
+            # The 128x4 tile with two of its axes exchanged: a bijection, but not what the unit
+            # reads.
             replace(
                 LAYOUTS["blackwell_scale"],
                 pattern="(rn no ni) (rk kk) -> (rn rk) (no ni kk)", name="planted",
@@ -62,7 +64,9 @@ def test_sm100_scales_go_from_shared_to_tensor_memory(code):
     """With the Blackwell layout tcgen05.cp copies scales; linear ones go through registers."""
     assert code["b200"]["scale_path"]["tcgen05.cp 32x128b"] >= 1
     assert "tcgen05.cp 32x128b" not in code["b200 strided"]["scale_path"]
-    assert code["b200 strided"]["scale_path"]["tcgen05.st"] > code["b200"]["scale_path"]["tcgen05.st"]
+    assert (
+        code["b200 strided"]["scale_path"]["tcgen05.st"] > code["b200"]["scale_path"]["tcgen05.st"]
+    )
 
 
 def test_gfx950_scale_loads_are_wider(code):
@@ -142,9 +146,12 @@ def test_each_rule_fires_alone_and_its_opposite_asks_to_pin(code, what):
 
 def test_ten_percent_more_instructions_is_allowed(code):
     record = code["gfx950"]
-    assert codegen_gate.compare_codegen(
-        record, record | {"instructions": record["instructions"] * 109 // 100}
-    ) == []
+    assert (
+        codegen_gate.compare_codegen(
+            record, record | {"instructions": record["instructions"] * 109 // 100}
+        )
+        == []
+    )
 
 
 def test_another_triton_is_not_comparable_but_says_what_moved(code):
@@ -179,7 +186,7 @@ def test_nothing_parsed_is_an_error():
 SASS = """
         /*0000*/              @!P0 LDG.E.128.CONSTANT R4, [R2] ;       /* 0x0 */
         /*0010*/                   LDG.E.U8 R8, [R2+0x10] ;            /* 0x0 */
-        /*0020*/                   LDGSTS.E.BYPASS.LTC128B.128 [R9], desc[UR4][R2.64], P1 ; /* 0x0 */
+        /*0020*/                   LDGSTS.E.BYPASS.LTC128B.128 [R9], [R2.64], P1 ; /* 0x0 */
         /*0030*/             @!UP1 LDSM.16.M88.4 R4, [R5] ;            /* 0x0 */
         /*0040*/                   STL.64 [R1+0x8], R4 ;               /* 0x0 */
         /*0050*/                   STG.E desc[UR4][R2.64], R4 ;        /* 0x0 */
@@ -200,7 +207,8 @@ def test_amdgcn_widths_and_kinds():
         "\tglobal_load_ubyte v1, v2, s[0:1]", "\tglobal_load_lds_dwordx4 v[2:3], off",
         "\tbuffer_load_dword v1, s[0:3], 0 offen lds", "\tds_read2_b64 v[0:3], v4",
         "\tds_read_b128 v[0:3], v4", "\tv_mfma_f32_32x32x16_bf16 a, b, c", "\ts_barrier",
-        "\tscratch_store_dword off, v1, s32", "\ts_endpgm", "\t.amdhsa_kernel x", "; codeLenInByte = 64",
+        "\tscratch_store_dword off, v1, s32", "\ts_endpgm", "\t.amdhsa_kernel x",
+        "; codeLenInByte = 64",
         "; Occupancy: 3", "    .vgpr_count:     32", "    .sgpr_count:     20",
     ])  # fmt: skip
     found = isa_amd.parse(text)

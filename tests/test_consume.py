@@ -1,4 +1,5 @@
-"""Consumers against the judge's dequantized weights: equal, for every layout, 0xFF in every pad byte."""
+"""Consumers against the judge's dequantized weights: equal, for every layout, 0xFF in every pad
+byte."""
 
 import json
 import os
@@ -27,7 +28,8 @@ def results():
     """Every case, run in its own process: interpreted without a GPU, compiled with one."""
     environment = os.environ | {"PYTHONPATH": str(SCRIPT.parent.parent), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT)], env=environment, capture_output=True, text=True,
+        [sys.executable, "-W", "ignore", str(SCRIPT)], env=environment, capture_output=True,
+        text=True,
         timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -69,7 +71,9 @@ def test_tile_is_the_layout(name):
 @pytest.mark.parametrize("what", ["k", "block", "flip", "columns"])
 def test_refusals_name_their_rule(what):
     strided = LAYOUTS["strided"]
-    with pytest.raises(LayoutError, match=r"K=40|whole 32 x 8 tiles|reverses an axis|moves columns"):
+    with pytest.raises(
+        LayoutError, match=r"K=40|whole 32 x 8 tiles|reverses an axis|moves columns"
+    ):
         match what:
             case "k":
                 consume.matmul_launch(strided, strided, m=1, n=64, k=40)

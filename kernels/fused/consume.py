@@ -1,15 +1,17 @@
 """The smallest real readers of each layout: what a backend does with prepared weights, and no more.
 
-Three kernels. `scaled_matmul_kernel` is a tile matmul on `tl.dot_scaled`, reading block scales as the
-backends of Blackwell, CDNA4, gfx1250 and every older target do: one contiguous piece of storage a tile,
-un-swizzled in registers by a reshape and a transpose derived from the layout's own digits.
+Three kernels. `scaled_matmul_kernel` is a tile matmul on `tl.dot_scaled`, reading block scales as
+the backends of Blackwell, CDNA4, gfx1250 and every older target do: one contiguous piece of storage
+a tile, un-swizzled in registers by a reshape and a transpose derived from the layout's own digits.
 `hopper_matmul_kernel` is Hopper's: untwiddle to bf16, scale, wgmma. `dequantize_kernel` only reads:
-storage order in, logical order out. Each takes the strided layout too: the variant without the swizzle.
+storage order in, logical order out. Each takes the strided layout too: the variant without the
+swizzle.
 
-Shapes: x `[E, M, K]`, storage of w `[E, rows, cols]` bytes (two e2m1 codes a byte, low nibble even k),
-storage of its scales `[E, rows, cols]` bytes, y `[E, M, N]`. K need not be a multiple of the block: the
-last block is peeled off and masked, so pad bytes may hold anything, 0xFF (a NaN scale) included, while
-the main loop keeps the unmasked path that lets a compiler copy scales without registers.
+Shapes: x `[E, M, K]`, storage of w `[E, rows, cols]` bytes (two e2m1 codes a byte, low nibble even
+k), storage of its scales `[E, rows, cols]` bytes, y `[E, M, N]`. K need not be a multiple of the
+block: the last block is peeled off and masked, so pad bytes may hold anything, 0xFF (a NaN scale)
+included, while the main loop keeps the unmasked path that lets a compiler copy scales without
+registers.
 
 How the library reads the same bytes: triton_kernels matmul_details/_matmul.py.
 """
@@ -30,8 +32,8 @@ from kernels.layout import Layout
 
 MX_GROUP, NV_GROUP = 32, 16  # elements of the contraction a scale covers
 
-# Scale layouts that are a row permutation and then a tile: the tile alone, which is what a matmul that
-# walks the weight in storage order has to undo.
+# Scale layouts that are a row permutation and then a tile: the tile alone, which is what a matmul
+# that walks the weight in storage order has to undo.
 SCALE_TILE = {
     "trtllm_w13_scale": "block_scale_128x4",
     "trtllm_w2_scale": "block_scale_128x4",
@@ -50,8 +52,8 @@ Table = tuple[tuple[int, ...], ...]
 class Tile:
     """How one block of storage becomes a logical block: view as `shape`, permute by `perm`.
 
-    fold: matrix rows that one storage row holds; a block of n x k elements is n/fold storage rows of
-    k*fold contiguous elements.
+    fold: matrix rows that one storage row holds; a block of n x k elements is n/fold storage rows
+    of k*fold contiguous elements.
     """
 
     shape: tuple[int, ...]
@@ -61,7 +63,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch, described without tensors: enough to compile it, or with pointers to run it.
+    """One kernel launch, described without tensors: enough to compile it, or with pointers to run
+    it.
 
     pointers: argument name -> Triton element type. integers: argument name -> value. constants:
     constexpr arguments. grid: programs along n, m and experts.
@@ -89,18 +92,20 @@ class Launch:
 
 
 def tile(layout: Layout, block_n: int, block_k: int, *, nibbles: bool = False) -> Tile:
-    """The `Tile` of a block_n x block_k block (k in storage elements; `nibbles` splits each in two).
+    """The `Tile` of a block_n x block_k block (k in storage elements; `nibbles` splits each in
+    two).
 
-    Raises LayoutError when the block is no whole number of the layout's tiles, or the layout reverses an
-    axis, which no tile can undo.
+    Raises LayoutError when the block is no whole number of the layout's tiles, or the layout
+    reverses an axis, which no tile can undo.
     """
     if block_n % layout.tile[0] or block_k % layout.tile[1]:
         raise LayoutError(
             f"layout {layout.name!r}: a block of {block_n} x {block_k} does not hold whole "
             f"{layout.tile[0]} x {layout.tile[1]} tiles; choose a multiple"
         )
-    # The padding is the whole matrix's affair: a block may be as small as the pattern's own tile. Axes
-    # of size 1 stay: triton's pass that copies scales to tensor memory matches Blackwell's five axes.
+    # The padding is the whole matrix's affair: a block may be as small as the pattern's own tile.
+    # Axes of size 1 stay: triton's pass that copies scales to tensor memory matches Blackwell's
+    # five axes.
     unaligned = replace(layout, align=layout.tile)
     digits = unaligned.digits(block_n, block_k)
     if any(d.flip for d in digits):
@@ -119,7 +124,8 @@ def digit_table(layout: Layout, n: int, k: int) -> Table:
 
 
 def row_table(layout: Layout, n: int) -> Table:
-    """Where each storage row of a layout that moves whole rows comes from; empty for the identity."""
+    """Where each storage row of a layout that moves whole rows comes from; empty for the
+    identity."""
     if layout.storage_axes == layout.source_axes and not layout.flip:
         return ()
     k = layout.align[1]
@@ -131,7 +137,8 @@ def row_table(layout: Layout, n: int) -> Table:
 
 
 def walked(scale: Layout) -> Layout:
-    """A scale layout as a matmul that walks the weight in storage order sees it: rows where they are."""
+    """A scale layout as a matmul that walks the weight in storage order sees it: rows where they
+    are."""
     if scale.name in SCALE_TILE:
         return LAYOUTS[SCALE_TILE[scale.name]]
     if scale.name != "strided" and scale.storage_axes[1] == scale.source_axes[1]:
@@ -158,9 +165,9 @@ def matmul_launch(
     """The launch that multiplies x [E, m, k] by weights [E, n, k] stored in `value` and `scale`.
 
     x_format: bf16, or e4m3 or e2m1 with linear scales of `group`. blocks: (m, n, k) of a program.
-    plain: fp32 arithmetic of plain operations in place of the matrix unit's own (the interpreter; PTX-free).
-    Raises LayoutError for a layout that a tile
-    matmul cannot walk, or k that is no multiple of `group`.
+    plain: fp32 arithmetic of plain operations in place of the matrix unit's own (the interpreter;
+    PTX-free). Raises LayoutError for a layout that a tile matmul cannot walk, or k that is no
+    multiple of `group`.
     """
     if k % group:
         raise LayoutError(f"matmul of K={k}: no whole number of {group}-element scale groups")
@@ -178,7 +185,8 @@ def matmul_launch(
             {"M": m, "N": n, "K": k, "w_rows": w_rows, "s_rows": s_rows, "x_row": k, "w_row": w_row,
              "s_row": s_row},
             {"W_SHAPE": w_tile.shape, "W_PERM": w_tile.perm, "W_FOLD": w_tile.fold,
-             "S_SHAPE": s_tile.shape, "S_PERM": s_tile.perm, "S_RANK": len(s_tile.perm), "S_FOLD": s_tile.fold,
+             "S_SHAPE": s_tile.shape, "S_PERM": s_tile.perm, "S_RANK": len(s_tile.perm),
+             "S_FOLD": s_tile.fold,
              "TAIL": k % bk != 0, "ASM": not plain, "BM": bm, "BN": bn, "BK": bk},
             num_warps, num_stages, (-(-n // bn), grid_m, experts),
         )  # fmt: skip
@@ -193,8 +201,10 @@ def matmul_launch(
          "w_ptr": "*u8", "s_ptr": "*u8", "y_ptr": f"*{out_type}"},
         {"M": m, "N": n, "K": k, "w_rows": w_rows, "s_rows": s_rows, "x_row": k // pack,
          "xs_row": k // group, "w_row": w_row, "s_row": s_row},
-        {"SHAPE": s_tile.shape, "PERM": s_tile.perm, "RANK": len(s_tile.perm), "FOLD": s_tile.fold, "ROWS": rows, "N_ROWS": len(rows),
-         "X_FORMAT": x_format, "GROUP": group, "TAIL": k % bk != 0, "PLAIN": plain, "BM": bm, "BN": bn, "BK": bk},
+        {"SHAPE": s_tile.shape, "PERM": s_tile.perm, "RANK": len(s_tile.perm), "FOLD": s_tile.fold,
+         "ROWS": rows, "N_ROWS": len(rows),
+         "X_FORMAT": x_format, "GROUP": group, "TAIL": k % bk != 0, "PLAIN": plain,
+         "BM": bm, "BN": bn, "BK": bk},
         num_warps, num_stages, (-(-w_rows // bn), grid_m, experts),
     )  # fmt: skip
 
@@ -210,15 +220,19 @@ def dequantize_launch(
     w_rows, w_row = value.storage_shape(n, k // 2)
     s_rows, s_row = scale.storage_shape(n, k // group)
     if w_rows * w_row % 4:
-        raise LayoutError(f"layout {value.name!r}: {w_rows} x {w_row} bytes an expert are no whole words")
+        raise LayoutError(
+            f"layout {value.name!r}: {w_rows} x {w_row} bytes an expert are no whole words"
+        )
     bits = tuple(sorted(range(32), key=value.bits.__getitem__)) if value.bits else ()
     at, scale_at = digit_table(value, n, k // 2), digit_table(scale, n, k // group)
     return Launch(
         "dequantize_kernel",
         {"w_ptr": "*u8", "s_ptr": "*u8", "y_ptr": "*fp32"},
         {"N": n, "K": k, "w_bytes": w_rows * w_row, "s_bytes": s_rows * s_row},
-        {"DIGITS": at, "N_DIGITS": len(at), "SCALE_DIGITS": scale_at, "N_SCALE_DIGITS": len(scale_at),
-         "BITS": bits, "TWIDDLED": bool(bits), "E8M0": group == MX_GROUP, "GROUP": group, "BLOCK": block},
+        {"DIGITS": at, "N_DIGITS": len(at), "SCALE_DIGITS": scale_at,
+         "N_SCALE_DIGITS": len(scale_at),
+         "BITS": bits, "TWIDDLED": bool(bits), "E8M0": group == MX_GROUP, "GROUP": group,
+         "BLOCK": block},
         num_warps, 1, (-(-w_rows * w_row // (4 * block)), experts, 1),
     )  # fmt: skip
 
@@ -227,7 +241,8 @@ def matmul(
     x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, launch: Launch,
     x_scale: torch.Tensor | None = None, out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Run a `matmul_launch`: x [E, M, K or K/2], storages [E, rows, cols] -> y [E, M, N], written through `out`."""
+    """Run a `matmul_launch`: x [E, M, K or K/2], storages [E, rows, cols] -> y [E, M, N], written
+    through `out`."""
     if out is None:
         dtype = {"*bf16": torch.bfloat16, "*fp32": torch.float32}[launch.pointers["y_ptr"]]
         shape = (launch.grid[2], launch.integers["M"], launch.integers["N"])
@@ -248,7 +263,8 @@ def dequantize(w: torch.Tensor, scale: torch.Tensor, launch: Launch) -> torch.Te
 
 
 def _rows(layout: Layout, n: int, k: int, block_n: int, block_k: int) -> tuple[int, int]:
-    """Storage of n x k as a tile walker sees it: (rows, bytes a row) with `fold` matrix rows in each."""
+    """Storage of n x k as a tile walker sees it: (rows, bytes a row) with `fold` matrix rows in
+    each."""
     padded_n, padded_k = layout.padded(n, k)
     fold = tile(layout, block_n, block_k).fold
     return padded_n // fold, padded_k * fold

@@ -1,18 +1,19 @@
 """Hopper's reader: twiddled FP4 values and their scales to bf16 in registers, then wgmma.
 
-Hopper has no FP4 matrix unit, so the weight is the left operand, `y.T = w @ x.T`: wgmma takes its left
-operand from registers, and the value layout is exactly the register order of that operand, so that
-untwiddled bytes go to the matrix unit without passing shared memory. Storage of w is
-`catalog.hopper_value(3)`, of its scales `catalog.hopper_scale(num_warps)` for the kernel's own num_warps.
+Hopper has no FP4 matrix unit, so the weight is the left operand, `y.T = w @ x.T`: wgmma takes its
+left operand from registers, and the value layout is exactly the register order of that operand, so
+that untwiddled bytes go to the matrix unit without passing shared memory. Storage of w is
+`catalog.hopper_value(3)`, of its scales `catalog.hopper_scale(num_warps)` for the kernel's own
+num_warps.
 
-A 32-bit word holds 8 codes (bytes 0..3, low nibble first). Codes 0..5 are two bf16 lanes after one shift
-and one mask a pair: sign, two exponent bits and the mantissa bit land in bits 15 and 8..6 of each lane,
-which is the value times 2^-126. Codes 6 and 7 take three shifts (catalog.HOPPER_TWIDDLE; the inverse of
-triton_kernels hopper_value.py's `_pack_bits`).
+A 32-bit word holds 8 codes (bytes 0..3, low nibble first). Codes 0..5 are two bf16 lanes after one
+shift and one mask a pair: sign, two exponent bits and the mantissa bit land in bits 15 and 8..6 of
+each lane, which is the value times 2^-126. Codes 6 and 7 take three shifts (catalog.HOPPER_TWIDDLE;
+the inverse of triton_kernels hopper_value.py's `_pack_bits`).
 
-ASM: packed bf16 arithmetic in PTX, what the backend runs. Without it the same numbers come from plain
-fp32 operations, which the interpreter can run. They differ in scale byte 0: the PTX form, as the
-backend, reads 0.0 where e8m0 says 2^-127; byte 255 is Inf there and NaN here.
+ASM: packed bf16 arithmetic in PTX, what the backend runs. Without it the same numbers come from
+plain fp32 operations, which the interpreter can run. They differ in scale byte 0: the PTX form, as
+the backend, reads 0.0 where e8m0 says 2^-127; byte 255 is Inf there and NaN here.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ def _weight_block(
     else:
         raw = tl.load(w_at)
         scale = permute(tl.load(s_at).reshape(S_SHAPE), S_PERM, S_RANK).reshape(BN, BK // 32)
-    # One branch each and no early return: triton compiles what follows a returning static branch too.
+    # One branch each and no early return: triton compiles what follows a returning static branch
+    # too.
     if ASM:
         value = permute(_values_asm(raw, ROWS, COLS).reshape(W_SHAPE), W_PERM, 10).reshape(BN, BK)
         factor = tl.inline_asm_elementwise(
@@ -157,7 +159,8 @@ def hopper_matmul_kernel(
         w_live = (full // 2 * W_FOLD // WORD + w_col)[None, :] < w_row // WORD
         s_live = (full // 32 * S_FOLD + s_col)[None, :] < s_row
         w = _weight_block(
-            w_at + full // 2 * W_FOLD // WORD, w_live, s_at + full // 32 * S_FOLD, s_live, (K - full) // 32,
+            w_at + full // 2 * W_FOLD // WORD, w_live, s_at + full // 32 * S_FOLD, s_live,
+            (K - full) // 32,
             W_SHAPE, W_PERM, W_FOLD, S_SHAPE, S_PERM, S_RANK, BN, BK, True, ASM,
         )  # fmt: skip
         x = tl.load(x_at + full, mask=offs_k[None, :] < K - full, other=0)

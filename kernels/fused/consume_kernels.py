@@ -1,7 +1,8 @@
-"""Readers that need no particular architecture: a `tl.dot_scaled` tile matmul, and dequantize alone.
+"""Readers that need no particular architecture: a `tl.dot_scaled` tile matmul, and dequantize
+alone.
 
-The constexpr tables (SHAPE, PERM, DIGITS, ROWS, ...) come from a layout's digits; `consume.py` makes them
-and launches these kernels, and says what each reader stands for.
+The constexpr tables (SHAPE, PERM, DIGITS, ROWS, ...) come from a layout's digits; `consume.py`
+makes them and launches these kernels, and says what each reader stands for.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def storage_offset(n, k, DIGITS: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def permute(x, P: tl.constexpr, RANK: tl.constexpr):
-    """x.permute(P): spelled out by rank, since before triton 3.7 a constexpr tuple is no permutation."""
+    """x.permute(P): spelled out by rank, since before triton 3.7 a constexpr tuple is no
+    permutation."""
     tl.static_assert(RANK == 2 or (RANK >= 5 and RANK <= 7) or RANK == 10, "add this rank")
     if RANK == 2:
         y = tl.permute(x, P[0], P[1])
@@ -112,8 +114,10 @@ def _dot(
     x, xs, w, ws, acc, X_FORMAT: tl.constexpr, GROUP: tl.constexpr, PLAIN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """acc + x @ w.T for one block. PLAIN: decoded to fp32 first, the numbers without a scaled unit."""
-    # One branch each and no early return: triton compiles what follows a returning static branch too.
+    """acc + x @ w.T for one block. PLAIN: decoded to fp32 first, the numbers without a scaled
+    unit."""
+    # One branch each and no early return: triton compiles what follows a returning static branch
+    # too.
     if PLAIN:
         weight = _decode(w, ws, BN, BK, GROUP).T
         if X_FORMAT == "e2m1":
@@ -135,15 +139,16 @@ def _dot(
 def scaled_matmul_kernel(
     x_ptr, xs_ptr, w_ptr, s_ptr, y_ptr,
     M, N, K, w_rows, s_rows, x_row, xs_row, w_row, s_row,
-    SHAPE: tl.constexpr, PERM: tl.constexpr, RANK: tl.constexpr, FOLD: tl.constexpr, ROWS: tl.constexpr,
-    N_ROWS: tl.constexpr, X_FORMAT: tl.constexpr, GROUP: tl.constexpr, TAIL: tl.constexpr, PLAIN: tl.constexpr,
+    SHAPE: tl.constexpr, PERM: tl.constexpr, RANK: tl.constexpr, FOLD: tl.constexpr,
+    ROWS: tl.constexpr, N_ROWS: tl.constexpr, X_FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    TAIL: tl.constexpr, PLAIN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """y[e] = x[e] @ w[e].T. x_row, xs_row, w_row, s_row: bytes or elements from a row to the next.
 
     X_FORMAT: bf16 (no xs), e4m3 or e2m1 (xs [E, M, K/GROUP], linear). w_rows, s_rows: storage rows.
-    ROWS: where storage row r of w belongs (`row_table`); the epilogue puts it there. TAIL: BK does not
-    divide K. PLAIN: fp32 arithmetic, for the interpreter and to check `dot_scaled` against.
+    ROWS: where storage row r of w belongs (`row_table`); the epilogue puts it there. TAIL: BK does
+    not divide K. PLAIN: fp32 arithmetic, for the interpreter and to check `dot_scaled` against.
     """
     pid_n, pid_m, expert = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     KS: tl.constexpr = BK // GROUP
@@ -153,7 +158,8 @@ def scaled_matmul_kernel(
     offs_kx = tl.arange(0, BK // X_PACK)
     offs_kw = tl.arange(0, BK // 2)
     cols = tl.arange(0, KS * FOLD)
-    # A row past the end reads another row of the tensor instead of being masked: its result is not stored.
+    # A row past the end reads another row of the tensor instead of being masked: its result is not
+    # stored.
     row_m = offs_m % M
     s_at = (pid_n * (BN // FOLD) + tl.arange(0, BN // FOLD)) % s_rows * s_row
     s_base = s_ptr + expert * s_rows * s_row
@@ -166,7 +172,21 @@ def scaled_matmul_kernel(
     for k in range(0, full, BK):
         x = tl.load(x_at + k // X_PACK)
         w = tl.load(w_at + k // 2)
-        ws = _scale_block(s_base, s_at, cols, k // GROUP, K // GROUP, s_row, SHAPE, PERM, RANK, FOLD, BN, KS, False)
+        ws = _scale_block(
+            s_base,
+            s_at,
+            cols,
+            k // GROUP,
+            K // GROUP,
+            s_row,
+            SHAPE,
+            PERM,
+            RANK,
+            FOLD,
+            BN,
+            KS,
+            False,
+        )
         xs = ws
         if X_FORMAT != "bf16":
             xs = tl.load(xs_at + k // GROUP)
@@ -175,10 +195,26 @@ def scaled_matmul_kernel(
         left = K - full
         x = tl.load(x_at + full // X_PACK, mask=offs_kx[None, :] < left // X_PACK, other=0)
         w = tl.load(w_at + full // 2, mask=offs_kw[None, :] < left // 2, other=0)
-        ws = _scale_block(s_base, s_at, cols, full // GROUP, K // GROUP, s_row, SHAPE, PERM, RANK, FOLD, BN, KS, True)
+        ws = _scale_block(
+            s_base,
+            s_at,
+            cols,
+            full // GROUP,
+            K // GROUP,
+            s_row,
+            SHAPE,
+            PERM,
+            RANK,
+            FOLD,
+            BN,
+            KS,
+            True,
+        )
         xs = ws
         if X_FORMAT != "bf16":
-            xs = tl.load(xs_at + full // GROUP, mask=tl.arange(0, KS)[None, :] < left // GROUP, other=0)
+            xs = tl.load(
+                xs_at + full // GROUP, mask=tl.arange(0, KS)[None, :] < left // GROUP, other=0
+            )
         acc = _dot(x, xs, w, ws, acc, X_FORMAT, GROUP, PLAIN, BM, BN, BK)
 
     out_n = offs_n
@@ -196,7 +232,8 @@ def dequantize_kernel(
     N_SCALE_DIGITS: tl.constexpr, BITS: tl.constexpr, TWIDDLED: tl.constexpr,
     E8M0: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """y [E, N, K] fp32 from storage: each program reads BLOCK 32-bit words of one expert in storage order.
+    """y [E, N, K] fp32 from storage: each program reads BLOCK 32-bit words of one expert in storage
+    order.
 
     BITS: where source bit b of a word went, if TWIDDLED. Exact for every code and scale byte.
     """
@@ -216,7 +253,9 @@ def dequantize_kernel(
         k = source_index(offset, DIGITS, N_DIGITS, 1) * 2 + nibble % 2
         live = (n < N) & (k < K) & (word_at < w_bytes // 4)
         byte = tl.load(
-            s_ptr + expert * s_bytes + storage_offset(n, k // GROUP, SCALE_DIGITS, N_SCALE_DIGITS), mask=live, other=0
+            s_ptr + expert * s_bytes + storage_offset(n, k // GROUP, SCALE_DIGITS, N_SCALE_DIGITS),
+            mask=live,
+            other=0,
         ).to(tl.int32)
         scale = e8m0(byte) if E8M0 else e4m3(byte)
         value = e2m1(code)
