@@ -174,8 +174,12 @@ def _bytes(
         for side, cell in (("a", left), ("b", right)):
             path = str(Path(folder) / f"{side}.safetensors")
             env = envs.load(cell["env"]["name"], cell["env"].get("python"))
-            with env_worker.Worker(env, (str(Path.cwd()),)) as worker:
-                described.append(worker.call("tensors", cell=cell, path=path))
+            try:
+                with env_worker.Worker(env, (str(Path.cwd()),)) as worker:
+                    described.append(worker.call("tensors", cell=cell, path=path))
+            except (env_worker.WorkerDied, env_worker.WorkerFailed) as error:
+                yield ", ".join(names), f"the digests differ; made again, {error}"
+                return
             held.append(load_file(path))
         for name in names:
             if name not in held[0] or name not in held[1]:

@@ -115,9 +115,8 @@ def probe() -> Probe:
     return Probe(f"{generation(module)} ({version})", generation=generation(module))
 
 
-def convert(x: torch.Tensor, name: str) -> torch.Tensor:
-    """x [E, n, k] uint8 -> what the library's `convert_layout` returns, in its own shape and
-    strides."""
+def _converted(x: torch.Tensor, name: str) -> Any:
+    """x [E, n, k] uint8 -> the library's own tensor in that layout."""
     module, spelling = library(), SPELLINGS[name]
     tensor = import_module("triton_kernels.tensor")
     old = generation(module) == "3.5"
@@ -129,25 +128,39 @@ def convert(x: torch.Tensor, name: str) -> torch.Tensor:
         options["major_dim"] = -2
     wrapped = tensor.wrap_torch_tensor(x.mT, dtype=tensor.FP4 if spelling.fp4 else None)
     if old:
-        return tensor.convert_layout(wrapped, found, **options).storage.data
-    return tensor.convert_layout(wrapped, found(**options)).storage.data
+        return tensor.convert_layout(wrapped, found, **options)
+    return tensor.convert_layout(wrapped, found(**options))
+
+
+def convert(x: torch.Tensor, name: str) -> torch.Tensor:
+    """x [E, n, k] uint8 -> what `convert_layout` returns, in its own shape and strides."""
+    data: torch.Tensor = _converted(x, name).storage.data
+    return data
+
+
+REFUSALS = (AssertionError, RuntimeError, ValueError, NotImplementedError, ZeroDivisionError)
 
 
 def stored(x: torch.Tensor, name: str) -> torch.Tensor:
-    """[E, bytes] of x in the library's layout; NotOffered with the library's words for a
-    refusal."""
+    """[E, bytes] of x in the library's layout; NotOffered with its words for a refusal."""
     try:
         return memory_bytes(convert(x, name), x.shape[0])
-    except (
-        AssertionError,
-        RuntimeError,
-        ValueError,
-        NotImplementedError,
-        ZeroDivisionError,
-    ) as error:
-        raise NotOffered(
-            f"triton_kernels refuses {tuple(x.shape)}: {type(error).__name__}: {error}"
-        ) from None
+    except REFUSALS as error:
+        words = f"{type(error).__name__}: {error}"
+        raise NotOffered(f"triton_kernels refuses {tuple(x.shape)}: {words}") from None
+
+
+def returned(x: torch.Tensor, name: str) -> torch.Tensor:
+    """x after the library's layout and its own way back to strides, [E, n', k']."""
+    tensor, module = import_module("triton_kernels.tensor"), library()
+    old = generation(module) == "3.5"
+    strided = module.StridedLayout if old else module.StridedLayout(-2)
+    try:
+        back: torch.Tensor = tensor.convert_layout(_converted(x, name), strided).storage.data
+    except REFUSALS as error:
+        words = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise NotOffered(f"triton_kernels refuses {tuple(x.shape)}: {words}") from None
+    return back.mT
 
 
 def swizzle_mxfp4(
@@ -217,6 +230,9 @@ def downcast_to_mxfp(
 ROUTINES: dict[str, Callable[..., Any]] = {
     "swizzle_mxfp4": swizzle_mxfp4,
     "downcast_to_mxfp": downcast_to_mxfp,
+}
+INVERSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    name: partial(returned, name=name) for name in SPELLINGS if name != "strided"
 }
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     name: partial(stored, name=name) for name in SPELLINGS
