@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ def main(folder: str, address: str) -> None:
         raise SystemExit(f"kernels came from {found}, not from {folder}")
     from harness import ab_suite, memory, timing  # noqa: F401  imported before the forks
 
+    for routine in getattr(kernels, "ROUTINES", ()):
+        for impl in ("reference", "fused"):
+            with suppress(Exception):  # a revision that lacks it says so when it is asked for it
+                kernels.resolve(routine, impl)
+    if torch.cuda.is_initialized():
+        raise SystemExit("importing kernels touched the GPU, so no fresh context can be forked")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     for line in sys.stdin:
         if os.fork() == 0:
