@@ -38,7 +38,7 @@ def write_report(
     """
     from harness.report import code, evidence, facts, findings, load, markdown, page
 
-    loaded = [load.load(run, number) for number, run in enumerate(runs)]
+    loaded = load.load(runs)
     told = facts.facts(loaded)
     pairs, slopes = evidence.pairs(told.records), evidence.slopes(told.records)
     sides, metrics = evidence.targets(told.records), code.table(told.records)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import log
 from typing import Any
 
 from harness import rows
@@ -70,7 +70,7 @@ def label(record: Record, *without: str) -> str:
     """The cell in a line's length: path, model, TP, experts, and what is not the default."""
     cell = record.cell
     parts = [
-        clip(cell["path"]),
+        clip(record.case or cell["path"]),
         clip(cell["model"]),
         f"TP{cell['tp_size']}",
         f"E={cell['experts']}",
@@ -83,12 +83,15 @@ def label(record: Record, *without: str) -> str:
 
 
 def key(record: Record, *without: str) -> str:
-    """The cell's identity without some axes; the size's name goes too, since experts says it."""
-    return rows.key({k: v for k, v in record.cell.items() if k not in without})
+    """The cell's identity without some axes."""
+    kept = {k: v for k, v in record.cell.items() if k not in without}
+    return f"{rows.key(kept)} {record.case}"
 
 
 def same_bytes(a: Record, b: Record) -> bool | None:
     """Whether the digests that two rows share are equal; None where they share none."""
+    if a.vendor or b.vendor:
+        return None  # a bench row has our digests only
     one, two = a.row.get("digests") or {}, b.row.get("digests") or {}
     shared = one.keys() & two.keys()
     return all(one[name] == two[name] for name in shared) if shared else None
@@ -100,7 +103,9 @@ def pairs(records: Sequence[Record]) -> list[Pair]:
     for record in records:
         if record.row.get("time"):
             group = (key(record, "impl", "env"), str(record.get("time.device")))
-            groups[group].setdefault(str(record.cell["impl"]), record)
+            groups[group].setdefault(record.impl, record)
+            if today := record.today():
+                groups[group].setdefault(today.impl, today)
     out = []
     for found in groups.values():
         before = next((found[name] for name in BEFORE if name in found), None)
@@ -127,7 +132,7 @@ def slopes(records: Sequence[Record]) -> list[Slope]:
             xs = [log(r.cell["experts"]) for r in ordered]
             ys = [log(r.get("time.median_us")) for r in ordered]
             first = ordered[0].cell
-            name = f"{first['path']} · {first['model']} · TP{first['tp_size']}"
+            name = f"{ordered[0].case or first['path']} · {first['model']} · TP{first['tp_size']}"
             out.append(Slope(name, str(first["impl"]), _fit(xs, ys), ordered))
     return sorted(out, key=lambda s: (s.label, s.impl))
 
@@ -158,13 +163,3 @@ def targets(records: Sequence[Record]) -> list[Side]:
             tp, experts = int(cell["tp_size"]), cell["experts"]
             out.append(Side(str(cell["path"]), str(cell["model"]), tp, experts, by))
     return sorted(out, key=lambda s: (s.path, s.model, s.tp_size, str(s.experts)))
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    return exp(sum(log(v) for v in values) / len(values))
-
-
-def spread(values: Sequence[float]) -> float:
-    """Geometric standard deviation less one, as a fraction."""
-    mean = log(geometric_mean(values))
-    return exp(sqrt(sum((log(v) - mean) ** 2 for v in values) / len(values))) - 1

@@ -164,8 +164,12 @@ def _about(runs: Sequence[Run], records: Sequence[Record]) -> Iterable[tuple[str
     ):  # fmt: skip
         if found := values(path):
             numeric = sorted(found, key=lambda v: int(v)) if path == "cell.tp_size" else found
+            if path == "provenance.commit":
+                numeric = [commit[:12] for commit in found]
             yield label, _listed(numeric, 8)
     if any(r.get("provenance.dirty") for r in records):
         yield "work tree", "had uncommitted changes in at least one run"
+    if others := sum(run.others for run in runs):
+        yield "other lines", f"{others} in these files are no rows and are not shown here"
     if replaced := sum(run.replaced for run in runs):
         yield "replaced rows", f"{replaced}, each by a later row of its cell"

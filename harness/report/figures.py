@@ -66,6 +66,7 @@ def write(
 ) -> list[tuple[str, str]]:
     """Writes what the rows allow under `out`; returns (name, description) of each figure."""
     timed = [r for r in facts.records if r.row.get("time")]
+    timed += [today for r in timed if (today := r.today())]
     told = _representative(pairs)
     drawn: list[tuple[str, str, Callable[[], Figure]]] = []
     if facts.total:
@@ -101,7 +102,7 @@ def _representative(pairs: Sequence[evidence.Pair]) -> list[evidence.Pair]:
     best: dict[tuple[str, str, int], evidence.Pair] = {}
     for pair in pairs:
         cell = pair.after.cell
-        key = (str(cell["path"]), str(cell["model"]), int(cell["tp_size"]))
+        key = (pair.after.case or str(cell["path"]), str(cell["model"]), int(cell["tp_size"]))
         moved = lambda p: float(p.before.get("time.median_us"))
         if key not in best or moved(pair) > moved(best[key]):
             best[key] = pair
@@ -125,12 +126,15 @@ def _clip(text: str, most: int = 58) -> str:
 
 
 def _dot(axis: Any, record: Record, y: float, label: str | None = None) -> None:
-    time, impl = record.row["time"], str(record.cell["impl"])
+    impl, median, q1, q3 = (
+        record.impl,
+        *(record.get(f"time.{k}_us") for k in ("median", "q1", "q3")),
+    )
     shade = mark(impl)[1]
-    if time.get("q1_us") and time.get("q3_us"):
-        axis.plot([time["q1_us"], time["q3_us"]], [y, y], lw=3.2, alpha=0.45, color=shade)
+    if q1 and q3:
+        axis.plot([q1, q3], [y, y], lw=3.2, alpha=0.45, color=shade)
     hollow = impl == "reference"
-    axis.plot(time["median_us"], y, mark(impl)[0], color=shade, label=label, ls="none",
+    axis.plot(median, y, mark(impl)[0], color=shade, label=label, ls="none",
               markerfacecolor=PAPER if hollow else shade)  # fmt: skip
 
 
@@ -144,7 +148,7 @@ def before_after(pairs: Sequence[evidence.Pair]) -> Figure:
         ends = [r.get("time.median_us") for r in (pair.before, pair.after)]
         left.plot(ends, [y, y], lw=1, color=INK, alpha=0.45, zorder=1)
         for record in (pair.before, pair.after):
-            impl = str(record.cell["impl"])
+            impl = record.impl
             _dot(left, record, y, None if impl in seen else impl)
             seen.add(impl)
             if (extra := record.get("memory.peak_extra_bytes")) is not None:
@@ -176,7 +180,7 @@ def copy_fraction(timed: Sequence[Record]) -> Figure:
     figure, axis = plt.subplots(figsize=(WIDTH, 1.3 + 0.27 * len(paths)))
     seen: set[str] = set()
     for record in timed:
-        fraction, impl = record.get("time.copy_fraction"), str(record.cell["impl"])
+        fraction, impl = record.get("time.copy_fraction"), record.impl
         if fraction is None or fraction <= 0:
             continue
         axis.plot(fraction, paths.index(str(record.cell["path"])), mark(impl)[0],
@@ -261,9 +265,12 @@ def targets(sides: Sequence[evidence.Side]) -> Figure:
     shown = dict(list(panels.items())[:9])
     hws = sorted({hw for side in sides for hw in side.by})
     shades = dict(zip(hws, [m[1] for m in (*MARKS.values(), OTHER)] * len(hws), strict=False))
+    most = 1.15 * max(5.0, *(_grown(r) for side in sides for r in side.by.values()))
     columns = min(3, len(shown))
     lines = -(-len(shown) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(WIDTH, 0.9 + 1.7 * lines), squeeze=False)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(WIDTH, 0.9 + 1.7 * lines), squeeze=False, sharey=True
+    )
     for axis in axes.flat[len(shown) :]:
         axis.set_visible(False)
     for axis, (label, found) in zip(axes.flat, shown.items(), strict=False):
@@ -276,7 +283,7 @@ def targets(sides: Sequence[evidence.Side]) -> Figure:
                      hatch=TARGET_HATCHES[i % 4], edgecolor=PAPER, linewidth=0)  # fmt: skip
         axis.set_xticks(range(len(tps)), [f"TP{tp}" for tp in tps])
         axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g} %"))
-        axis.margins(y=0.2)
+        axis.set_ylim(0, most)
         axis.grid(True, axis="y")
         axis.grid(False, axis="x")
         axis.set_title(_clip(label.replace(" · ", "\n", 1), 70), fontsize=8, weight="normal")

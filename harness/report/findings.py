@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 from harness.report import evidence
 from harness.report.facts import Facts
@@ -115,8 +114,8 @@ def _speed(facts: Facts) -> Iterator[Finding]:
 
 
 def _gains(pairs: Sequence[evidence.Pair]) -> Iterator[Finding]:
-    for vendor in dict.fromkeys(str(p.before.cell["impl"]) for p in pairs):
-        mine = [p for p in pairs if p.before.cell["impl"] == vendor]
+    for vendor in dict.fromkeys(p.before.impl for p in pairs):
+        mine = [p for p in pairs if p.before.impl == vendor]
         slower = sum(p.ratio < 1 for p in mine)
         parts = [
             part
@@ -145,20 +144,15 @@ def _memory(facts: Facts) -> Iterator[Finding]:
 
 
 def _padding(facts: Facts) -> Iterator[Finding]:
-    """The tensor whose padding is the largest share of its own elements."""
-    worst: tuple[float, Record, str] = (0.0, Record(0, 0, {}, ""), "")
-    for record in facts.records:
-        for name, made in (record.row.get("layouts") or {}).items():
-            pad, logical = made.get("pad_bytes"), made.get("logical")
-            if pad and logical and (share := pad / max(1, prod(logical))) > worst[0]:
-                worst = (share, record, name)
-    share, record, name = worst
-    if share:
-        path = f"layouts.{name}.pad_bytes"
-        pad_bytes = _number(record, path, size(record.get(path)))
-        text = say("Most padding for its size: {} of {} on {} carries {} of padding.", name,
-                   evidence.label(record), str(record.cell["hw"]), pad_bytes)  # fmt: skip
-        yield Finding("note", text, {"path": str(record.cell["path"])})
+    """The preparation that padding makes the largest, against its share of the checkpoint."""
+    path = "decisions.bytes_ratio"
+    worst = max(facts.records, key=lambda r: r.get(path) or 0, default=None)
+    if worst is None or (ratio := worst.get(path) or 0) <= 1:
+        return
+    number = _number(worst, path, f"{digits(ratio)}x")
+    text = say("Most padding: {} on {} stores {} the bytes of its share of the checkpoint.",
+               evidence.label(worst), str(worst.cell["hw"]), number)  # fmt: skip
+    yield Finding("note", text, {"path": str(worst.cell["path"]), "hw": str(worst.cell["hw"])})
 
 
 def _targets(sides: Sequence[evidence.Side]) -> Iterator[Finding]:

@@ -121,7 +121,7 @@ def _timed(record: Record) -> dict[str, str]:
 def _pair(pair: evidence.Pair) -> dict[str, str]:
     told = {None: "no digests", True: "the same", False: "different"}
     return {
-        "label": evidence.label(pair.after), "impl": str(pair.before.cell["impl"]),
+        "label": evidence.label(pair.after), "impl": pair.before.impl,
         "before": duration(pair.before.get("time.median_us")),
         "after": duration(pair.after.get("time.median_us")), "ratio": f"{digits(pair.ratio)}x",
         "memory_before": memory(pair.before), "memory_after": memory(pair.after),

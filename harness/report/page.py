@@ -112,7 +112,9 @@ def packed(
         "pool": pool.values,
         "rows": rows,
         "missing": missing if axes else [],
-        "pairs": [[at(p.before), at(p.after), p.ratio, p.same_bytes] for p in pairs],
+        "pairs": [
+            [at(p.before), at(p.after), p.ratio, p.same_bytes, p.before.vendor] for p in pairs
+        ],
         "slopes": [[s.label, s.impl, s.exponent, [at(r) for r in s.records]] for s in slopes],
         "targets": [
             [s.path, s.model, s.tp_size, s.experts, {hw: at(r) for hw, r in s.by.items()}]

@@ -69,40 +69,40 @@ def figures(report: Path) -> str:
 
 
 def table(folder: Path) -> str:
-    """A line per path: its largest timed cell, before (a vendor or the reference) and with ours."""
-    run = load.load(folder)
-    told = facts.facts([run])
-    ours = [r for r in told.records if r.row.get("time") and r.cell["impl"] == evidence.OURS]
-    best: dict[str, Record] = {}
-    for record in ours:
-        path = str(record.cell["path"])
-        if path not in best or _moved(record) > _moved(best[path]):
-            best[path] = record
+    """A line per path and TP size, or bench case: its largest timed cell, before and ours."""
+    told = facts.facts(load.load([folder]))
+    best: dict[tuple[str, str], Record] = {}
+    for record in told.records:
+        if record.row.get("time") and record.impl == evidence.OURS:
+            key = (str(record.cell["path"]), str(record.cell["tp_size"]) + record.case)
+            if key not in best or _moved(record) > _moved(best[key]):
+                best[key] = record
     before = {(p.after.run, p.after.line): p for p in evidence.pairs(told.records)}
     lines = [
         "| routine or path | cell | before | ours | gain | of copy speed | extra memory before "
         "| extra memory ours |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for path in sorted(best):
-        record = best[path]
+    for (path, _), record in sorted(best.items()):
         pair = before.get((record.run, record.line))
         was = "not measured" if pair is None else (
-            f"{duration(pair.before.get('time.median_us'))} ({pair.before.cell['impl']})"
+            f"{duration(pair.before.get('time.median_us'))} ({pair.before.impl})"
         )  # fmt: skip
         gain = "" if pair is None else f"{digits(pair.ratio)}x"
         fraction = record.get("time.copy_fraction")
         cell = record.cell
         what = f"{cell['model']}, TP{cell['tp_size']}, {cell['experts']} experts"
+        ours = duration(record.get("time.median_us"))
+        named = f" ({escape(record.case)})" if record.case.lower() not in ("", path) else ""
         lines.append(
-            f"| `{path}` | {escape(what)} | {was} | {duration(record.get('time.median_us'))} "
+            f"| `{path}`{named} | {escape(what)} | {was} | {ours} "
             f"| {gain} | {'' if fraction is None else digits(fraction, 2)} "
             f"| {'' if pair is None else memory(pair.before)} | {memory(record)} |"
         )
     timed = sum(r.row.get("time") is not None for r in told.records)
     devices = sorted({str(r.get("time.device")) for r in told.records if r.row.get("time")})
     lines += ["", f"{timed} of {told.total} rows timed, on {', '.join(devices) or 'no device'}; "
-              "the cell that moves the most bytes of each. Made by `python -m harness report "
+              "the largest cell of each. Made by `python -m harness report "
               "readme`.", ""]  # fmt: skip
     return "\n".join(lines)
 

@@ -64,7 +64,7 @@ def ok(rng: random.Random, timed: bool = True, **axes: Any) -> Row:
     ).hexdigest()
     row["digests"] = {"w13_weight": f"sha256:{digest}"}
     row["layouts"] = layouts(at["model"], at["tp_size"], at["hw"])
-    row["decisions"] = {"reason": f"{at['hw']} takes it", "constraints": {"split_k": 1}}
+    row["decisions"] = {"reason": f"{at['hw']} takes it", "bytes_ratio": 1 + at["tp_size"] / 16}
     row["bound"] = {"bytes": useful, "floor_us": useful / 4.8e6, "source": "datasheet"}
     row["bound_absent"] = None
     row["memory"] = {
@@ -159,7 +159,7 @@ def mixed(seed: int = 1) -> list[Row]:
         for i, version in enumerate(versions):
             row = ok(rng, timed=False, hw=hw, impl="fused", env=f"triton{version}", experts=16)
             out.append(with_code(row, version, i > 0))
-    return out
+    return out + bench()
 
 
 def hostile(seed: int = 2) -> list[Row]:
@@ -208,3 +208,20 @@ def unmeasured(seed: int = 4) -> list[Row]:
     for row in out:
         row["memory"], row["memory_absent"] = None, "FILTERED"
     return [*out, bad(rng, "skipped", "not installed", "NOT_INSTALLED", impl="vllm")]
+
+
+def bench(seed: int = 5) -> list[Row]:
+    """Rows as the bench writes them: cases of one cell, a vendor's time beside ours."""
+    rng = random.Random(seed)
+    out = []
+    for case, slower in (("Hopper value", 50.0), ("CDNA4 scale", 20.0), ("strided", 0.0)):
+        row = ok(rng, path="swizzle", size="full")
+        row["decisions"] = {"case": case, "bar": 0.9, "shapes": {"x": [128, 5760, 1440]}}
+        time = {**row["time"], "median_us": row["time"]["median_us"] * slower,
+                "copy_fraction": row["time"]["copy_fraction"] / (slower or 1)}  # fmt: skip
+        for key in ("q1_us", "q3_us"):
+            time[key] = row["time"][key] * slower
+        vendor = {"impl": "triton_kernels", "peak_extra_bytes": 9 << 30, **time}
+        row["decisions"]["today"] = vendor if slower else None
+        out.append(row)
+    return out

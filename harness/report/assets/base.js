@@ -12,9 +12,15 @@ const MEASURED = ROWS.slice();
 for (const axes of D.missing) {
   ROWS.push({ i: ROWS.length, run: -1, line: -1, state: MISSING, time: null, repro: "", axes, fields: null });
 }
-const axis = (row, name) => (name in AXES ? D.pool[row.axes[AXES[name]]] : null);
-const field = (row, name) => (row.fields ? D.pool[row.fields[FIELDS[name]]] : null);
-const source = (row, path) => `${row.run}:${row.line}:${path}`;
+const axis = (row, name) => (name === "impl" && row.vendor ? row.time.impl : name in AXES ? D.pool[row.axes[AXES[name]]] : null);
+const field = (row, name) => (row.vendor && name === "memory" ? row.time : row.fields ? D.pool[row.fields[FIELDS[name]]] : null);
+const source = (row, path) => `${row.run}:${row.line}:${row.vendor ? path.replace(/^(time|memory)/, "decisions.today") : path}`;
+// A bench row holds what a vendor took for the same call: the same cell, the vendor's time and memory.
+const caseOf = (row) => (field(row, "decisions") || {}).case || "";
+function today(row) {
+  const t = (field(row, "decisions") || {}).today;
+  return t ? { ...row, time: t, vendor: true } : null;
+}
 
 const $ = (id) => document.getElementById(id);
 function el(tag, props, ...children) {
@@ -54,7 +60,7 @@ function memory(row) {
 }
 const absent = (row, what) => field(row, `${what}_absent`) || (row.fields ? "" : "NOT_REACHED");
 
-const name = (row) => `${axis(row, "path")} · ${axis(row, "model")} · TP${axis(row, "tp_size")} · E=${axis(row, "experts")}`;
+const name = (row) => `${caseOf(row) || axis(row, "path")} · ${axis(row, "model")} · TP${axis(row, "tp_size")} · E=${axis(row, "experts")}`;
 const glyph = (state) => el("span", { cls: `glyph s-${STATES[state].name}`, "aria-hidden": "true" }, STATES[state].glyph);
 const collator = new Intl.Collator("en", { numeric: true });
 const compare = (a, b) => (a === b ? 0 : a === null || a === undefined || a === "" ? 1 : b === null || b === undefined || b === "" ? -1

@@ -12,12 +12,12 @@ let more = 0;
 function times() {
   const rows = timed();
   if (!rows.length) { noTimes($("times"), "No cell in view has a time."); return; }
-  const scale = scaleOf(rows);
+  const scale = scaleOf(rows.flatMap((r) => [r, today(r)].filter(Boolean)));
   const groups = new Map();
   for (const r of rows) {
-    const key = JSON.stringify([D.axes.filter((a) => a !== "impl" && a !== "env").map((a) => axis(r, a)), r.time.device]);
+    const key = JSON.stringify([caseOf(r), D.axes.filter((a) => a !== "impl" && a !== "env").map((a) => axis(r, a)), r.time.device]);
     if (!groups.has(key)) groups.set(key, []);
-    groups.get(key).push(r);
+    groups.get(key).push(...[r, today(r)].filter(Boolean));
   }
   const sorted = [...groups.values()].sort((a, b) => compare(axis(a[0], "path"), axis(b[0], "path")) || compare(axis(a[0], "model"), axis(b[0], "model")) || compare(axis(a[0], "tp_size"), axis(b[0], "tp_size")) || compare(axis(a[0], "experts"), axis(b[0], "experts")));
   const top = Math.max(1, ...rows.map((r) => r.time.copy_fraction || 0));
@@ -72,9 +72,11 @@ function before() {
     $("pairs").replaceChildren(el("p", { cls: "none" }, D.pairs.length ? "No pair meets the filter." : "No cell was timed both by a vendor (or the reference) and by the fused routines on one device."));
     return;
   }
-  const scale = scaleOf(shown.flatMap(([a, b]) => [ROWS[a], ROWS[b]]));
-  const lines = shown.slice(0, 120).map(([a, b, ratio, same]) => {
-    const [x, y] = [ROWS[a], ROWS[b]];
+  const ends = ([a, b, , , vendor]) => [vendor ? today(ROWS[a]) : ROWS[a], ROWS[b]];
+  const scale = scaleOf(shown.flatMap(ends));
+  const lines = shown.slice(0, 120).map((pair) => {
+    const [x, y] = ends(pair);
+    const [, , ratio, same] = pair;
     const [from, to] = [`${scale.at(x.time.median_us)}%`, `${scale.at(y.time.median_us)}%`];
     return el("div", { cls: "prow" }, el("span", {}, name(y)),
       strip(scale, [el("line", { cls: "link", x1: from, x2: to, y1: 9, y2: 9 }), mark(axis(x, "impl"), from, 9), mark(axis(y, "impl"), to, 9)]),
