@@ -100,6 +100,9 @@ class Config(TypedDict, total=False):
     workers: int | None
     memory_gib: float | None
     report: bool
+    limit_s: float | None
+    resume: str | None
+    resume_force: bool
 
 
 def _check(value: Any, kind: Any, where: str) -> None:

@@ -27,7 +27,9 @@ ORDER = ("hw", "model", "path", "tp_size", "tp_rank", "ep_size", "experts", "imp
 DEFAULT_TP = (1, 2, 4, 8)
 # Parts of a cell's identity only where they differ from these: plain cells keep plain names.
 EXTRA = {"ep_rank": 0, "generation": "3.5", "num_warps": 8}
-RUN_KEYS = ("run_id", "out", "workers", "memory_gib", "report")  # of the run, not of a cell
+RUN_KEYS = (  # of the run, not of a cell
+    "run_id", "out", "workers", "memory_gib", "report", "limit_s", "resume", "resume_force",
+)  # fmt: skip
 
 Variant = dict[str, Any]  # a top-level key's value: a group's config, or a number
 

@@ -1,72 +1,116 @@
 """`python -m harness sweep`: plans the grid, freezes it, runs its cells, prints what came of them.
 
 The run folder gets manifest.json before the first cell and a line of rows.jsonl for each cell as
-it ends. Cells run over a pool of processes with one torch thread each; together they stay within a
+it ends. Cells run in worker processes with one torch thread each; together they stay within a
 memory budget, and a cell that could never fit becomes a skipped row that says what it would take.
+Ctrl-C once: cells under way are finished, and `resume=RUN` does the rest later; twice: at once.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from datetime import UTC, datetime
-from multiprocessing import get_context
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
-from uuid import uuid4
 
 import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness import UsageError, grid, rows, table
+from harness import env_worker, grid, pool, rows, runs, table
+from harness.journal import Journal, RowsLost
 
-ROOT = Path(__file__).resolve().parent.parent
 BASE_BYTES = 400 << 20  # a worker with torch loaded, before its first cell
+USAGE = "usage: python -m harness sweep [AXIS=VALUE,VALUE ...]   (axes: python -m harness list)"
 
 
 def main(argv: list[str]) -> int:
     """Runs a sweep; the exit code of its rows. The last line printed is `run: <folder>`."""
     if argv and argv[0] in ("-h", "--help"):
-        print(
-            "usage: python -m harness sweep [AXIS=VALUE,VALUE ...]   (axes: python -m harness list)"
-        )
+        print(USAGE)
         return 0
     start = time.perf_counter()
     planned = grid.plan(argv)
-    folder = make_folder(planned, argv)
+    done: list[rows.Row] = []
+    if planned.run["resume"] is not None:
+        folder, planned, done = runs.take_up(argv, planned)
+    else:
+        folder = runs.make_folder(planned, argv)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 120  # a log or a pipe has no width of its own
-    say = Console(stderr=True)
-    say.print(
-        f"{len(planned.cells)} cells planned in {time.perf_counter() - start:.1f} s",
-        highlight=False,
-    )
-    file, done = folder / "rows.jsonl", []
-    with _progress(say) as bar:
-        task = bar.add_task("cells", total=len(planned.cells), state="")
-        tally: dict[str, int] = {}
-        for row in run(planned, say):
-            rows.append(file, row)
-            done.append(row)
-            tally[table.state(row)] = tally.get(table.state(row), 0) + 1
-            shown = " ".join(f"{n} {name}" for name, n in tally.items())
-            bar.update(task, advance=1, state=shown)
+    say = Console(stderr=True, highlight=False)
+    kept = f", {len(done)} of them done before" if done else ""
+    say.print(f"{len(planned.cells)} cells planned in {time.perf_counter() - start:.1f} s{kept}")
+    stopped = _run_all(folder, planned, done, say)
     order = {cell["key"]: n for n, cell in enumerate(planned.cells)}
-    done.sort(key=lambda row: order[key_of(row["cell"])])
+    done.sort(key=lambda row: order[runs.key_of(row["cell"])])
     table.show(done, console)
     if planned.run["report"]:
         _report(folder, console, say)
+    if stopped:
+        left = len(planned.cells) - len(done)
+        console.print(
+            f"interrupted: {len(done)} cells are kept, {left} are left; go on with: "
+            f"python -m harness sweep resume={folder.name}", soft_wrap=True,
+        )  # fmt: skip
     console.print(f"{time.perf_counter() - start:.0f} s in all")
     console.print(f"run: {folder}", soft_wrap=True)
     return rows.exit_code(done, len(planned.cells))
+
+
+def _run_all(folder: Path, planned: grid.Grid, done: list[rows.Row], say: Console) -> bool:
+    """Runs what is not in `done`, keeping each row as it comes; True when it was interrupted."""
+    journal = Journal(folder)
+    finished = {runs.key_of(row["cell"]) for row in done}
+    todo = [cell for cell in planned.cells if cell["key"] not in finished]
+    tally: dict[str, int] = {}
+    stop = pool.Stop()
+    journal.state("running")
+    try:
+        with _progress(say) as bar, _interruptible(stop, say):
+            task = bar.add_task("cells", total=len(planned.cells), completed=len(done), state="")
+            for row in run(todo, planned.run, stop):
+                journal.append(row)
+                done.append(row)
+                tally[table.state(row)] = tally.get(table.state(row), 0) + 1
+                shown = " ".join(f"{n} {name}" for name, n in tally.items())
+                bar.update(task, advance=1, state=shown)
+        complete = len(done) == len(planned.cells)
+        journal.state("done" if complete else "interrupted")
+        return not complete
+    except RowsLost:
+        journal.state("interrupted")
+        raise
+    finally:
+        journal.close()
+
+
+@contextmanager
+def _interruptible(stop: pool.Stop, say: Console) -> Iterator[None]:
+    """The first SIGINT asks for an end after the cells under way, the second ends at once."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop:
+            env_worker.kill_all()
+            os._exit(3)
+        stop.event.set()
+        say.print("finishing the cells under way; once more to leave at once")
+
+    try:
+        before = signal.signal(signal.SIGINT, on_signal)
+    except ValueError:  # not the main thread: whoever runs us handles signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _report(folder: Path, console: Console, say: Console) -> None:
@@ -77,68 +121,6 @@ def _report(folder: Path, console: Console, say: Console) -> None:
         console.print(f"report: {report.of_run(folder)}", soft_wrap=True)
     except Exception as error:
         say.print(f"no report: {type(error).__name__}: {error}", highlight=False, markup=False)
-
-
-def key_of(cell: dict[str, Any]) -> str:
-    return " ".join(f"{name}={cell[name]}" for name in cell)
-
-
-def make_folder(planned: grid.Grid, argv: list[str]) -> Path:
-    """The run folder with its manifest. UsageError when the name is taken or cannot be written."""
-    given = planned.run["run_id"]
-    if given is not None and rows.safe_name(str(given)) != str(given):
-        raise UsageError(f"run_id={given!r}: use letters, digits, dot, dash and underscore")
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    folder = Path(planned.run["out"]) / str(given or f"{stamp}-{uuid4().hex[:4]}")
-    try:
-        folder.mkdir(parents=True, exist_ok=False)
-    except FileExistsError:
-        raise UsageError(f"{folder} exists; choose another run_id") from None
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}; set out=FOLDER") from None
-    manifest = {
-        "schema": rows.SCHEMA, "run_id": folder.name,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"), "overrides": argv,
-        "machine": machine(), **commit(), "count": len(planned.cells), **grid.freeze(planned.cells),
-    }  # fmt: skip
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=None))
-    return folder
-
-
-def machine() -> dict[str, Any]:
-    """Processor, cores, memory, GPUs and versions; nothing that names the host."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    import torch
-
-    from harness.timing import device_name
-
-    versions = {}
-    for name in ("torch", "triton", "hydra-core", "safetensors", "einops", "numpy"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "processor": device_name("cpu"), "cores": os.cpu_count(), "gpus": gpus,
-        "memory_bytes": psutil.virtual_memory().total, "system": platform.system(),
-        "python": platform.python_version(), "versions": versions,
-    }  # fmt: skip
-
-
-def commit() -> dict[str, Any]:
-    """The commit of this checkout and whether it was changed since; null outside of one."""
-    git = lambda *args: subprocess.run(
-        ["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    try:
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "dirty": bool(git("status", "--porcelain", "-uno")),
-        }
-    except (OSError, subprocess.CalledProcessError):
-        return {"commit": None, "dirty": None}
 
 
 def estimate_bytes(cell: dict[str, Any]) -> int:
@@ -161,28 +143,58 @@ def estimate_bytes(cell: dict[str, Any]) -> int:
     return int(BASE_BYTES + whole(form) + share + 4 * prepared)
 
 
-def run(planned: grid.Grid, say: Console) -> Iterator[rows.Row]:
+def run(
+    cells: Sequence[dict[str, Any]], settings: dict[str, Any], stop: pool.Stop | None = None
+) -> Iterator[rows.Row]:
     """A row for every cell, in the order in which they end."""
-    budget = _budget(planned)
-    ctx = {"provenance": commit()}
+    budget = _budget(settings)
+    ctx = {"provenance": runs.commit()}
     waiting: list[dict[str, Any]] = []
-    for cell in planned.cells:
+    for cell in cells:
         need = estimate_bytes(cell)
         if need > budget:
             yield _too_large(cell, need, budget, ctx)
         else:
             waiting.append(cell | {"estimate": need})
-    workers = planned.run["workers"]
-    if workers == 0:
+    if settings["workers"] == 0:
         for cell in waiting:
-            yield execute(cell, ctx)
-    else:
-        count = max(1, min(workers or os.cpu_count() or 1, len(waiting)))
-        yield from _pooled(waiting, count, budget, ctx)
+            if stop:
+                return
+            yield _here(cell, ctx, settings)
+    elif waiting:
+        gpus = _gpus(waiting)
+        slots = settings["workers"] or len(gpus) or os.cpu_count() or 1
+        plan = pool.Plan(min(slots, len(waiting)), budget, settings["limit_s"], gpus)
+        yield from pool.run(waiting, ctx, plan, stop)
 
 
-def _budget(planned: grid.Grid) -> float:
-    given = planned.run["memory_gib"]
+def _here(cell: dict[str, Any], ctx: dict[str, Any], settings: dict[str, Any]) -> rows.Row:
+    """One cell in this process (workers=0, for a debugger), or in a worker of its env."""
+    if env_worker.is_apart(cell):
+        return env_worker.execute(cell, ctx, settings["limit_s"])
+    from harness.cell import run_cell
+
+    return run_cell(cell, ctx)
+
+
+def _gpus(cells: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """The GPUs that slots take in turn, if any cell runs on one: those this process may see."""
+    import torch
+
+    from harness import impls
+
+    if not torch.cuda.is_available():
+        return ()
+    if all(impls.device(cell["impl"]["name"], cell["hw"]).type == "cpu" for cell in cells):
+        return ()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return tuple(filter(None, given.split(",")))
+    return tuple(str(index) for index in range(torch.cuda.device_count()))
+
+
+def _budget(settings: dict[str, Any]) -> float:
+    given = settings["memory_gib"]
     return given * 2**30 if given else 0.8 * psutil.virtual_memory().available
 
 
@@ -195,56 +207,6 @@ def _too_large(cell: dict[str, Any], need: int, budget: float, ctx: dict[str, An
     row = rows.new_row(cell["cell"])
     row["repro"], row["provenance"] = cell["repro"], dict(ctx["provenance"])
     return rows.finish(row, "skipped", reason, "OOM")
-
-
-def _pooled(
-    waiting: list[dict[str, Any]], count: int, budget: float, ctx: dict[str, Any]
-) -> Iterator[rows.Row]:
-    """Runs cells over `count` processes, never more at once than the memory budget holds."""
-    running: dict[Future[rows.Row], dict[str, Any]] = {}
-    queue = list(reversed(waiting))
-    # 2 MiB pages: a cell's large short-lived tensors cost half the page faults (torch reads this)
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    with ProcessPoolExecutor(count, get_context("spawn"), initializer=_start_worker) as pool:
-        while queue or running:
-            used = sum(cell["estimate"] for cell in running.values())
-            while queue and len(running) < count + 1:
-                if running and used + queue[-1]["estimate"] > budget:
-                    break
-                cell = queue.pop()
-                used += cell["estimate"]
-                running[pool.submit(execute, cell, ctx)] = cell
-            ended, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in ended:
-                cell = running.pop(future)
-                yield _outcome(future, cell, ctx)
-
-
-def _outcome(future: Future[rows.Row], cell: dict[str, Any], ctx: dict[str, Any]) -> rows.Row:
-    """The worker's row, or a crashed one where the worker died."""
-    try:
-        return future.result()
-    except Exception as error:
-        row = rows.new_row(cell["cell"])
-        row["repro"], row["provenance"] = cell["repro"], dict(ctx["provenance"])
-        return rows.finish(row, "crashed", f"worker: {type(error).__name__}: {error}")
-
-
-def _start_worker() -> None:
-    import torch
-
-    torch.set_num_threads(1)
-
-
-def execute(cell: dict[str, Any], ctx: dict[str, Any]) -> rows.Row:
-    """One cell in this process, or in a worker of its env."""
-    from harness import env_worker
-
-    if env_worker.is_apart(cell):
-        return env_worker.execute(cell, ctx)
-    from harness.cell import run_cell
-
-    return run_cell(cell, ctx)
 
 
 def _progress(console: Console) -> Progress:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import grid, rows, sweep
+from harness import grid, rows, runs
 from harness.__main__ import main
 from harness.routines import ROUTINES
 
@@ -53,7 +53,7 @@ def test_every_default_path_of_a_target(
 
 def test_the_manifest_holds_every_cell_before_any_row(tmp_path: Path) -> None:
     planned = grid.plan(["hw=b200", "model=ragged", f"out={tmp_path}", "run_id=m"])
-    folder = sweep.make_folder(planned, ["hw=b200"])
+    folder = runs.make_folder(planned, ["hw=b200"])
     manifest = rows.manifest("m", tmp_path)
     assert not (folder / "rows.jsonl").exists()
     assert grid.thaw(manifest) == planned.cells
