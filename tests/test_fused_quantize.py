@@ -73,7 +73,7 @@ def test_suite_against_the_reference() -> None:
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/interpreted/quantize_suite.py"],
+        [sys.executable, "-m", "pytest", "-n", "0", "tests/interpreted/quantize_suite.py"],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
