@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from harness import UsageError, impls, memory, plugins, rows, timing, vendor
-from harness.sweep import commit
+from harness.runs import commit
 from kernels.errors import LayoutError
 
 T = torch.Tensor
