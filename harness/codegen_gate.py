@@ -64,16 +64,33 @@ def compare_codegen(
             found.append(Finding("LOST", 3, name, f"{where}: no code for this kernel any more"))
         elif "error" in was or "error" in now:
             found += _errors(where, was, now)
+        elif other_version:
+            found += _moved(where, was, now)
         else:
-            found += [
-                _moved(f, old["triton"], new["triton"]) if other_version else f
-                for f in _rules(where, was, now)
-            ]
+            found += _rules(where, was, now)
     return sorted(found, key=lambda f: (-f.code, f.verdict, f.what))
 
 
-def _moved(f: Finding, old: str, new: str) -> Finding:
-    return Finding("NOT_COMPARABLE", 0, f.what, f"{f.sentence} (triton {old} to {new})")
+def _moved(where: str, was: Record, now: Record) -> Iterator[Finding]:
+    """Between compilers: what the rules see, then every metric that is another number."""
+    versions = f"triton {was['triton']} to {now['triton']}"
+    for f in _rules(where, was, now):
+        sentence = f.sentence.removesuffix("; pin the baseline again")
+        yield Finding("NOT_COMPARABLE", 0, f.what, f"{sentence} ({versions})")
+    changed = [
+        f"{name} {_text(was[name])} -> {_text(now[name])}"
+        for name in sorted({*was, *now} - {"triton"})
+        if was.get(name) != now.get(name) and name in was and name in now
+    ]
+    if changed:
+        text = f"{where}: moved from {versions}: {'; '.join(changed)}"
+        yield Finding("NOT_COMPARABLE", 0, "metrics", text)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {v}" for k, v in value.items()) + "}"
+    return str(value)
 
 
 def _errors(where: str, was: Record, now: Record) -> Iterator[Finding]:

@@ -156,9 +156,11 @@ def test_ten_percent_more_instructions_is_allowed(code):
 
 def test_another_triton_is_not_comparable_but_says_what_moved(code):
     worse = CHANGES["instructions"](code["gfx950"]) | {"triton": "3.6.0"}
-    (found,) = codegen_gate.compare_codegen(code["gfx950"], worse)
-    assert (found.verdict, found.code, found.what) == ("NOT_COMPARABLE", 0, "instructions")
-    assert "3.6.0" in found.sentence
+    rule, metrics = codegen_gate.compare_codegen(code["gfx950"], worse)
+    assert (rule.verdict, rule.code, rule.what) == ("NOT_COMPARABLE", 0, "instructions")
+    assert "3.6.0" in rule.sentence and metrics.what == "metrics" and metrics.code == 0
+    before, after = code["gfx950"]["instructions"], worse["instructions"]
+    assert f"instructions {before} -> {after}" in metrics.sentence
     (judged,) = codegen_gate.compare_codegen(code["gfx950"], worse, across_versions=True)
     assert judged.code == 1
 
@@ -253,3 +255,42 @@ def test_occupancy_is_limited_by_what_is_scarce(arch):
     assert chip.occupancy(32, chip.shared // 2 - chip.reserved, 4)["blocks"] == 2
     assert chip.occupancy(32, 0, 4)["limit"] in ("warps", "registers", "blocks")
     assert chip.occupancy(32, chip.shared + 1, 4)["blocks"] == 0
+
+
+def test_cell_of_an_absent_device_has_code_and_passes_the_gate(code, monkeypatch, tmp_path):
+    """gfx950 without an AMD device: the row's evidence, and the gate on a planted loss."""
+    from harness import bound, config, gate_rules
+    from harness.grid import plan
+
+    monkeypatch.setenv(codegen.CACHE_VARIABLE, str(tmp_path))
+    (cell,) = plan(["hw=gfx950", "model=gpt_oss_120b", "path=mxfp4_triton", "tp_size=1"]).cells
+    found = codegen.for_cell(cell)
+    assert found["target"] == "gfx950" and found["canary_spills"] > 0
+    assert set(found["kernels"]) == {"w13", "w2"}
+    row = {"cell": cell["cell"], "codegen": found}
+    assert gate_rules.codegen(row, row) == []
+    w13 = found["kernels"]["w13"]
+    spilled = found | {"kernels": found["kernels"] | {"w13": w13 | {"spills": 7}}}
+    (finding,) = gate_rules.codegen(row, row | {"codegen": spilled})
+    assert finding.code == 1 and "7 spill instructions (was 0)" in finding.sentence
+    limit = bound.for_cell(cell, {"s": LAYOUTS["cdna4_scale"]}, {"s": (128, N, K // 32)})
+    assert limit["bytes"] == 128 * (N * 90 + N * 96) and limit["source"] == "datasheet"
+    assert limit["floor_us"] == pytest.approx(limit["bytes"] / 8.0e12 * 1e6, abs=1e-3)
+    cpu = cell | {"hw": config.group_config("hw", "cpu")}
+    assert codegen.for_cell(cpu) is None and bound.for_cell(cpu, {}, {})["floor_us"] is None
+
+
+def test_segments_and_bank_conflicts_by_index_map():
+    from harness import bound
+
+    chip = CHIPS["sm90"]
+    strided = bound.of_layout(STRIDED, 256, 128, chip)
+    # 32 lanes along k are one 32-byte sector; 32 rows of 128 bytes are 32 of them.
+    assert strided["segments"]["32"] == {"along_k": 1.0, "down_n": 32.0}
+    assert strided["segments_fewest"] == {"32": 1, "64": 1, "128": 1}
+    assert strided["bank_conflicts"] == 32  # rows 128 bytes apart share a bank
+    tiled = bound.of_layout(LAYOUTS["blackwell_scale"], 256, 128, chip)
+    assert tiled["segments"]["128"]["down_n"] == 4.0  # rows 16 bytes apart: 512 bytes
+    assert tiled["bank_conflicts"] == 4
+    padded = bound.of_layout(LAYOUTS["blackwell_scale"], 130, 90, chip)
+    assert (padded["stored_bytes"], padded["overhead"]) == (256 * 96, 2.1005)
