@@ -141,7 +141,9 @@ def inputs(case: Case, device: torch.device) -> dict[str, T]:
     made = {}
     for name, shape in case.shapes.items():
         dtype = case.dtypes.get(name, torch.uint8)
-        if dtype.is_floating_point and dtype != E4M3:
+        if dtype == torch.float32:
+            made[name] = torch.ones(shape, device=device)  # scales of a tensor, the same anywhere
+        elif dtype.is_floating_point and dtype != E4M3:
             made[name] = torch.randn(shape, generator=generator, device=device).to(dtype)
         else:
             drawn = torch.randint(

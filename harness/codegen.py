@@ -50,8 +50,10 @@ def describe(launch: Any, arch: str) -> dict[str, Any]:
     """
     get: Any = launch.get if isinstance(launch, Mapping) else lambda name: getattr(launch, name)
     spec = {name: get(name) for name in FIELDS} | {"arch": arch}
+    seen: Any = lambda v: 1 if v == 1 else 16 if v % 16 == 0 else 7
     spec["integers"] = {
-        n: 1 if v == 1 else 16 if v % 16 == 0 else 7 for n, v in spec["integers"].items()
+        n: [seen(one) for one in v] if isinstance(v, tuple | list) else seen(v)
+        for n, v in spec["integers"].items()
     }
     options = launch.get("options") if isinstance(launch, Mapping) else None
     return json.loads(json.dumps(spec | {"options": options or {}}))
@@ -212,13 +214,20 @@ def build(spec: Mapping[str, Any]) -> Record:
 
     target = chip(spec["arch"])
     kernel = getattr(import_module(spec["module"]), spec["kernel"])
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
+    signature: dict[str, str | tuple[str, ...]] = {}
+    constants: dict[str | tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for i, name in enumerate(kernel.arg_names):
         if name in spec["pointers"]:
             signature[name] = spec["pointers"][name]
             attributes[(i,)] = [["tt.divisibility", 16]]
+        elif isinstance(several := spec["integers"].get(name), list):
+            signature[name] = tuple("constexpr" if one == 1 else "i32" for one in several)
+            for j, one in enumerate(several):
+                if one == 1:
+                    constants[(i, j)] = 1
+                elif one % 16 == 0:
+                    attributes[(i, j)] = [["tt.divisibility", 16]]
         elif name in spec["integers"] and spec["integers"][name] != 1:
             signature[name] = "i32"
             if spec["integers"][name] % 16 == 0:

@@ -51,8 +51,13 @@ def plan(
     whole = problem.near and unpadded and row == problem.padded[1]
     run, rest = _run(problem, inferred=True, rows=whole)
     if layout.bits is None and not any(d.dim == C for d in rest):
-        problem = _with_word(problem, run, 16, item)
-        return _rows_plan(problem, run, rest, tile or tile_for(target, "rows"))
+        joined, rest = _join_rows(problem, run, rest) if whole else (problem, rest)
+        joined = _with_word(joined, run, 16, item)
+        if joined.near and joined.word >= 8:
+            return _rows_plan(joined, run, rest, tile or tile_for(target, "rows"))
+        narrow = _with_columns(problem, item)
+        run, rest = _run(narrow, inferred=False, rows=False)
+        return tile_plan(narrow, run, rest, tile or tile_for(target, "narrow"))
     run, rest = _run(problem, inferred=False, rows=False)
     problem = _with_word(problem, run, 4, item)
     if layout.bits is not None and problem.word == 2:
@@ -106,6 +111,35 @@ def _run(p: Problem, *, inferred: bool, rows: bool) -> tuple[int, tuple[Part, ..
             return run, p.digits[at:]
         run *= d.size
     return run, ()
+
+
+def _join_rows(p: Problem, run: int, rest: Sequence[Part]) -> tuple[Problem, tuple[Part, ...]]:
+    """The problem with the rows of a run as one long row, so that only the runs' own steps count."""
+    step = gcd(*(d.mult for d in rest if d.dim == H)) or 1
+    matrix, part, row, col = p.strides
+    strides = (
+        matrix,
+        part if any(d.dim == P for d in rest) else 0,
+        row * step if any(d.dim == H for d in rest) else 0,
+        col,
+    )
+    joined = replace(
+        p, base=(p.base[0], p.base[1] // step, p.base[2]), strides=strides,
+        valid=(p.valid[0], run), padded=(p.padded[0], run),
+    )  # fmt: skip
+    return joined, tuple(replace(d, mult=d.mult // step) if d.dim == H else d for d in rest)
+
+
+def _with_columns(p: Problem, item: int) -> Problem:
+    """Rows too badly aligned for 16-byte units: the widest word becomes the inner axis of k."""
+    p = _with_word(p, p.padded[1], 4, item)
+    word = p.word if p.near else 1
+    inner = [Part("word", word, C, 1, 1)] if word > 1 else []
+    columns = [d for d in p.digits if d.inferred and d.dim == C]
+    others = [d for d in p.digits if d.dim != C]
+    size = p.padded[1] // word
+    outer = [replace(d, size=size, mult=word, out=word) for d in columns]
+    return replace(p, digits=(*inner, *outer, *others))
 
 
 def _with_word(p: Problem, run: int, most: int, item: int) -> Problem:

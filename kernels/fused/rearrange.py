@@ -108,6 +108,28 @@ def _storage_shape(
     return layout.storage_shape(n, k)
 
 
+def describe(
+    layout: Layout, n: int, k: int, *, item: int = 1, align: tuple[int, int] = (16, 16),
+    turned: bool = False, back: bool = False, target: str = "sm90",
+) -> dict[str, object]:  # fmt: skip
+    """The launch for contiguous matrices [n, k] (or their transposes, `turned`) as data: what
+    `harness.codegen` compiles for a target that is not here. target: the tile table's key."""
+    sizes = tuple(layout.sizes.items())
+    strides = (n * k, 1, n) if turned else (n * k, k, 1)
+    steps = plan(layout, sizes, n, k, item, strides, align, target)
+    words = {1: "*u8", 2: "*i16", 4: "*i32", 8: "*i64"}
+    stored = 4 if layout.bits and steps.word == 1 else steps.word
+    return {
+        "module": rows_kernel.__module__,
+        "kernel": f"{steps.kind}_kernel",
+        "pointers": {"source": words[steps.word], "storage": words[stored]},
+        "integers": steps.args,
+        "constants": {**steps.consts, "BACK": back},
+        "num_warps": steps.warps,
+        "num_stages": 3,
+    }
+
+
 def check(layout: Layout, x: torch.Tensor) -> None:
     """Raise LayoutError for a tensor that the layout does not take."""
     if layout.fill and x.is_floating_point() and x.element_size() > 1:

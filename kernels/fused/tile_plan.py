@@ -18,7 +18,7 @@ from kernels.fused.digits import C, H, P, Part, Plan, Problem
 from kernels.fused.tiles import Tile, ceil_pow2
 
 RANK = 8  # axes of the permuted tile; sizes of 1 fill up
-GRID = 4  # digits of the grid beside the matrix
+GRID = 5  # digits of the grid beside the matrix
 AT_RUN_TIME = -1  # a stride that the kernel takes as an argument
 
 

@@ -32,7 +32,7 @@ class Tile:
 
 # words: 4 bytes keep together (128x4 and its kin). halves: the same where rows are 2-byte aligned.
 # bytes: bytes of several rows meet (Hopper and CDNA4 scales). bits: then bits move (Hopper values).
-# rows: whole rows move. swap: both halves' tiles change places in registers.
+# rows: whole rows move. narrow: rows whose alignment is below 8 bytes, or strided ones. swap: both halves' tiles change places in registers.
 TILES: dict[str, dict[str, Tile]] = {
     "sm90": {
         "words": Tile(128, 16384, 8, measured=True),
@@ -40,6 +40,7 @@ TILES: dict[str, dict[str, Tile]] = {
         "bytes": Tile(32, 4096, 4, measured=True),
         "bits": Tile(512, 4096, 2, measured=True),
         "rows": Tile(0, 0, 0, rows_units=128, rows_warps=4, measured=True),
+        "narrow": Tile(128, 4096, 4),
         "swap": Tile(0, 0, 0, rows_units=128, rows_warps=4, measured=True),
     },
     "hip": {
@@ -48,6 +49,7 @@ TILES: dict[str, dict[str, Tile]] = {
         "bytes": Tile(32, 4096, 2),
         "bits": Tile(512, 4096, 1),
         "rows": Tile(0, 0, 0, rows_units=128, rows_warps=2),
+        "narrow": Tile(128, 4096, 2),
         "swap": Tile(0, 0, 0, rows_units=128, rows_warps=2),
     },
 }
