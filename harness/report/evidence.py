@@ -75,7 +75,9 @@ def label(record: Record, *without: str) -> str:
         f"TP{cell['tp_size']}",
         f"E={cell['experts']}",
     ]
-    extra = [
+    named = cell["size"] not in ("ci", "full")  # a vendor's bench calls its cases sizes
+    extra = [f"size={clip(cell['size'])}"] if named else []
+    extra += [
         f"{k}={clip(v)}" for k, v in cell.items()
         if k not in rows.CELL and k not in without and v is not None
     ]  # fmt: skip
@@ -89,12 +91,16 @@ def key(record: Record, *without: str) -> str:
 
 
 def same_bytes(a: Record, b: Record) -> bool | None:
-    """Whether the digests that two rows share are equal; None where they share none."""
+    """Whether the digests that two rows share are equal, or both rows were held to the reference;
+    None where neither is known."""
     if a.vendor or b.vendor:
         return None  # a bench row has our digests only
     one, two = a.row.get("digests") or {}, b.row.get("digests") or {}
     shared = one.keys() & two.keys()
-    return all(one[name] == two[name] for name in shared) if shared else None
+    if shared:
+        return all(one[name] == two[name] for name in shared)
+    held = [r.get("checks.equals_reference") == "pass" for r in (a, b)]
+    return True if all(held) else None
 
 
 def pairs(records: Sequence[Record]) -> list[Pair]:

@@ -114,7 +114,7 @@ def _verdict(states: dict[str, int], total: int, records: Sequence[Record]) -> t
     lost = states["failed"] + states["missing"]
     lost_n = Number(str(lost), "count:state=failed|missing")
     if wrong := states["wrong"]:
-        where = _listed(sorted({str(r.cell["path"]) for r in records if r.state == "wrong"}))
+        where = _listed(sorted({_who(r) for r in records if r.state == "wrong"}))
         are = "is" if wrong == 1 else "are"
         lead = say("{} of {} cells {} wrong ({}); {} are right", count(wrong, state="wrong"), of,
                    are, where, right_n)  # fmt: skip
@@ -132,6 +132,12 @@ def _verdict(states: dict[str, int], total: int, records: Sequence[Record]) -> t
                    "is wrong", count(failed, state="failed"), of, right_n)  # fmt: skip
         return "warn", [*lead, *tail]
     return "good", [*say("{} of {} cells have exactly the right bytes", right_n, of), *tail]
+
+
+def _who(record: Record) -> str:
+    """The path, and who computed it where that is neither the reference nor ours."""
+    path, impl = clip(record.cell["path"]), str(record.cell["impl"])
+    return path if impl in ("reference", "fused") else f"{path} by {clip(impl)}"
 
 
 def _lost(number: Number, lost: int) -> list[str | Number]:

@@ -119,7 +119,7 @@ def _time_axis(axis: Any) -> None:
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _clip(text: str, most: int = 58) -> str:
+def _clip(text: str, most: int = 64) -> str:
     # A label is data: no mathtext, and only characters that the font has.
     text = re.sub(r"[^ -~\n\u00a1-\u017f\u2026·]", "?", text).replace("$", r"\$")
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -117,14 +117,14 @@ def _gains(pairs: Sequence[evidence.Pair]) -> Iterator[Finding]:
     for vendor in dict.fromkeys(p.before.impl for p in pairs):
         mine = [p for p in pairs if p.before.impl == vendor]
         slower = sum(p.ratio < 1 for p in mine)
-        parts = [
-            part
-            for p in (mine[-1], mine[0])
-            for part in (Number(f"{digits(p.ratio)}x", p.src), evidence.label(p.after))
+        both = [
+            say("{} ({})", Number(f"{digits(p.ratio)}x", p.src), evidence.label(p.after))
+            for p in ([mine[-1], mine[0]] if len(mine) > 1 else mine)
         ]
-        end = f"{slower} of them slower" if slower else "none of them slower"
-        text = say("The fused routines against {}, same cell and device: {} ({}) to {} ({}), over "
-                   "{} pairs, {}.", vendor, *parts, str(len(mine)), end)  # fmt: skip
+        end = f"{slower} of {len(mine)} slower" if slower else f"none of {len(mine)} slower"
+        text = [*say("The fused routines against {}, same cell and device: ", vendor), *both[0]]
+        text += [" to ", *both[1]] if len(both) > 1 else []
+        text.append(f"; {end}.")
         yield Finding("warn" if slower else "good", text)
 
 

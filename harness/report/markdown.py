@@ -119,7 +119,7 @@ def _timed(record: Record) -> dict[str, str]:
 
 
 def _pair(pair: evidence.Pair) -> dict[str, str]:
-    told = {None: "no digests", True: "the same", False: "different"}
+    told = {None: "not compared", True: "the same", False: "different"}
     return {
         "label": evidence.label(pair.after), "impl": pair.before.impl,
         "before": duration(pair.before.get("time.median_us")),

@@ -60,7 +60,7 @@ function memory(row) {
 }
 const absent = (row, what) => field(row, `${what}_absent`) || (row.fields ? "" : "NOT_REACHED");
 
-const name = (row) => `${caseOf(row) || axis(row, "path")} · ${axis(row, "model")} · TP${axis(row, "tp_size")} · E=${axis(row, "experts")}`;
+const name = (row) => `${caseOf(row) || axis(row, "path")} · ${axis(row, "model")} · TP${axis(row, "tp_size")} · E=${axis(row, "experts")}${["ci", "full", null].includes(axis(row, "size")) ? "" : ` · ${axis(row, "size")}`}`;
 const glyph = (state) => el("span", { cls: `glyph s-${STATES[state].name}`, "aria-hidden": "true" }, STATES[state].glyph);
 const collator = new Intl.Collator("en", { numeric: true });
 const compare = (a, b) => (a === b ? 0 : a === null || a === undefined || a === "" ? 1 : b === null || b === undefined || b === "" ? -1

@@ -8,7 +8,7 @@ const COLUMNS = [
   ...[["path", "path"], ["model", "model"], ["hw", "target"], ["tp_size", "TP"], ["experts", "experts"], ["impl", "impl"], ["env", "env"]].map(([a, label]) => ({
     id: a, label, key: (r) => axis(r, a), cls: a === "tp_size" || a === "experts" ? "r" : "",
     draw: (r) => (a === "impl" ? el("span", { cls: "name" }, el("span", { cls: `i-${known(axis(r, a))}` }, legendMark(axis(r, a))), String(axis(r, a)))
-      : a === "path" || a === "model" ? el("div", { cls: "clip", title: String(axis(r, a)) }, String(axis(r, a) ?? ""), a === "path" && caseOf(r) ? el("span", { cls: "none" }, ` ${caseOf(r)}`) : "") : String(axis(r, a) ?? "")),
+      : a === "path" || a === "model" ? el("div", { cls: "clip", title: String(axis(r, a)) }, String(axis(r, a) ?? ""), a === "path" && caseOf(r) ? el("span", { cls: "dim" }, ` ${caseOf(r)}`) : "") : String(axis(r, a) ?? "")),
   })),
   HAS.time && { id: "median", label: "median", cls: "r", key: (r) => (r.time ? r.time.median_us : null), draw: (r) => median(r) },
   HAS.time && { id: "strip", label: "", draw: (r, scale) => (r.time ? el("div", { style: "width:150px" }, strip(scale, timeMarks(r, scale))) : null) },

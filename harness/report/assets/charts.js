@@ -37,7 +37,7 @@ function line(r, scale, top) {
     el("rect", { cls: "track2", width: `${100 / top}%`, height: 8, y: 2 }), el("rect", { cls: `fill i-${known(impl)}`, width: `${(100 * f) / top}%`, height: 8, y: 2 }));
   const env = axis(r, "env");
   return el("div", { cls: "trow", title: source(r, "time") }, el("span", { cls: `name` }, el("span", { cls: `i-${known(impl)}` }, legendMark(impl)), impl + (env && env !== "current" ? ` (${env})` : "")),
-    strip(scale, timeMarks(r, scale)), el("span", { cls: "r" }, median(r)), el("span", { cls: "r none" }, numbered(r, "time.rel_iqr", r.time.rel_iqr, (v) => `${digits(100 * v, 2)} %`)), el("span", {}, bar), el("span", { cls: "r" }, fraction(r)), el("span", { cls: "r" }, memory(r) || absent(r, "memory")));
+    strip(scale, timeMarks(r, scale)), el("span", { cls: "r" }, median(r)), el("span", { cls: "r dim" }, numbered(r, "time.rel_iqr", r.time.rel_iqr, (v) => `${digits(100 * v, 2)} %`)), el("span", {}, bar), el("span", { cls: "r" }, fraction(r)), el("span", { cls: "r" }, memory(r) || absent(r, "memory")));
 }
 
 function slopes() {
@@ -83,7 +83,7 @@ function before() {
       el("span", {}, el("span", { cls: "name" }, el("span", { cls: `i-${known(axis(x, "impl"))}` }, legendMark(axis(x, "impl"))), axis(x, "impl"), " ", median(x)), el("span", { cls: "name" }, el("span", { cls: "i-fused" }, legendMark("fused")), "fused ", median(y))),
       el("b", { cls: "r" }, num(`${digits(ratio)}x`, `ratio:${source(x, "time.median_us")}/${source(y, "time.median_us")}`)),
       el("span", {}, memory(x) || "no memory", " → ", memory(y) || "not measured"),
-      el("span", { title: "digests of the tensors that both rows name" }, same === null ? "○ no digests" : same ? "✓ same bytes" : "✕ other bytes"));
+      el("span", { title: "by the digests that both rows have, or both equal to the reference" }, same === null ? "○ not compared" : same ? "✓ same bytes" : "✕ other bytes"));
   });
   $("pairs").replaceChildren(el("div", { cls: "box" }, el("div", { cls: "prow head" }, el("span", {}, "cell"), ruler(scale), el("span", {}, "median"), el("span", { cls: "r" }, "gain"), el("span", {}, "memory beyond the input"), el("span", {}, "result")), lines),
     shown.length > 120 ? el("p", { cls: "none" }, `The 120 largest gains of ${shown.length}; filter to see others.`) : "");

@@ -25,6 +25,7 @@ function sides() {
   };
   const head = el("thead", {}, el("tr", {}, ["path", "model", "TP", "experts"].map((t) => el("th", { rowspan: 2 }, t)), only.map((hw) => el("th", { colspan: 3 }, hw))),
     el("tr", {}, only.flatMap(() => ["layouts and padding", "result", "time, or bound"].map((t) => el("th", {}, t)))));
+  if (!rows.length) { $("sides").replaceChildren(el("div", { cls: "opts" }, "Targets:", boxes), el("p", { cls: "none" }, "No preparation meets the filter.")); return; }
   const limit = allSides ? rows.length : 40;
   const body = el("tbody", {}, rows.slice(0, limit).map((t) => el("tr", {}, el("td", {}, t[0]), el("td", {}, t[1]), el("td", { cls: "r" }, String(t[2])), el("td", { cls: "r" }, String(t[3])), only.flatMap((hw) => cell(t, hw)))));
   $("sides").replaceChildren(el("div", { cls: "opts" }, "Targets:", boxes, el("span", { cls: "none" }, "A bar at a cell's left: the targets take different layouts.")), el("div", { cls: "scroll" }, el("table", { cls: "tight" }, head, body)),
