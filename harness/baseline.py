@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import UsageError, pytest_bench, rows
-from harness.gate_rules import CLASSES, PROSE
+from harness.gate_rules import CLASSES, PROSE, by_cell
 
 # The fields of a row that each class reads.
 FIELDS = {
@@ -97,6 +97,7 @@ def save(
 ) -> dict[str, Any]:
     """Write a baseline; its header. UsageError for rows that must not become the yardstick."""
     found, classes = list(run), [c for c in CLASSES if c in set(classes)]
+    by_cell(found)
     wrong = [r for r in found if r["status"] == "wrong"]
     if wrong:
         raise UsageError(

@@ -117,7 +117,7 @@ def run(case: Case, device: torch.device, plan: dict[str, Any], commit: str | No
     row = rows.new_row({
         "hw": case.hw, "model": case.model, "path": case.routine, "tp_size": case.tp_size,
         "tp_rank": 0, "ep_size": 1, "experts": case.experts, "impl": "fused", "env": "current",
-        "size": "full", "source": "synthetic", "seed": 0,
+        "size": "full", "source": "synthetic", "seed": 0, "case": case.name,
     })  # fmt: skip
     row["repro"] = f"python -m harness bench 'case={case.name}'"
     row["decisions"] = {"case": case.name, "bar": case.bar,

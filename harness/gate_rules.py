@@ -13,17 +13,17 @@ A finding has the exit code it calls for; 0 is worth a line but not a failure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from harness import rows, stats
+from harness import UsageError, rows, stats
 
 Row = Mapping[str, Any]
 CLASSES = ("exact", "coverage", "memory", "time", "codegen")
-# Sentences for people inside `decisions`; their wording is not a decision.
-PROSE = ("reason", "notes", "source")
+# Inside `decisions`, but none: sentences for people, and what a vendor took beside us.
+PROSE = ("reason", "notes", "source", "today")
 LOST_STATUS = ("skipped", "oom", "timeout", "crashed")
 
 
@@ -246,8 +246,7 @@ def compare(
 
     Wrong bytes are a finding whichever classes are asked for.
     """
-    olds = {rows.key(r["cell"]): r for r in old}
-    news = {rows.key(r["cell"]): r for r in new}
+    olds, news = by_cell(old), by_cell(new)
     out: list[Finding] = []
     compared = dict.fromkeys(classes, 0)
     for key, was in olds.items():
@@ -266,12 +265,29 @@ def compare(
             )
             continue
         found, seen = _cell(was, now, limits)
-        out += found
+        out += [replace(f, repro=now.get("repro", "")) for f in found]
         for kind in seen & set(compared):
             compared[kind] += 1
     out += [_new(now) for key, now in news.items() if key not in olds]
     kept = [f for f in out if f.kind in compared or f.verdict == "WRONG"]
     return sorted(kept, key=_worst_first), compared
+
+
+def by_cell(found: Iterable[Row]) -> dict[str, Row]:
+    """Rows by the identity of their cell. A later row of a cell replaces one that was not ok.
+
+    UsageError for two that are: one of them would never be compared.
+    """
+    out: dict[str, Row] = {}
+    for row in found:
+        key = rows.key(row["cell"])
+        if key in out and out[key]["status"] == row["status"] == "ok":
+            raise UsageError(
+                f"two rows are of one cell, {rows.short(row['cell'])}: whatever sets them apart "
+                "has to be part of the cell"
+            )
+        out[key] = row
+    return out
 
 
 def _cell(was: Row, now: Row, limits: Limits) -> tuple[list[Finding], set[str]]:

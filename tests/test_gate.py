@@ -219,6 +219,12 @@ def test_wrong_bytes_go_before_lost_coverage_before_memory(files, capsys):
     assert verdicts == ["CHANGED", "LOST", "MORE"]
 
 
+def test_two_rows_of_one_cell_are_exit_4_unless_the_first_had_failed(files, capsys):
+    assert files([*BASE, row()]) == 4
+    assert "two rows are of one cell, h200 gpt_oss_20b mxfp4_triton tp1" in capsys.readouterr().err
+    assert files([row(status="crashed", reason="killed"), *BASE]) == 0
+
+
 def test_axes_limit_both_sides(files):
     assert files(BASE[:2], "hw=h200") == 0
     assert files(BASE[:2], "hw=b200") == 3
