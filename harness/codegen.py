@@ -1,11 +1,9 @@
 """Compiles a Triton kernel for a target that is not here, and reads the code it gets.
 
 A kernel launch is described as data (`kernels.fused.consume.Launch`, or any mapping of the same
-fields), so it can be compiled in another process: `python -m harness.codegen` serves one
-description a line. That process is never in interpreter mode, survives nothing but itself when LLVM
-aborts, and two of them use two cores. Records are kept on disk by (source, options, target, triton
-version) and by the parsers' own source: a changed kernel, option, compiler or parser is compiled
-again, nothing else is.
+fields), so it is compiled in another process, `codegen_worker`; two of them use two cores. Records
+are kept on disk by (source, options, target, triton version) and by the parsers' own source: a
+changed kernel, option, compiler or parser is compiled again, nothing else is.
 
 A record: instructions, code_bytes, registers (agpr, sgpr), spills, stack_bytes, shared_bytes, loads
 and stores by bytes a lane, async copies, matrix instructions by kind, scale-path instructions,
@@ -25,16 +23,17 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib import import_module, metadata
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from harness import isa_amd, isa_nvidia
 from harness.chips import CHIPS, chip
 
 Record = dict[str, Any]
 FIELDS = ("module", "kernel", "pointers", "integers", "constants", "num_warps", "num_stages")
+WORKER = "harness.codegen_worker"
+READERS = (WORKER, "harness.isa_nvidia", "harness.isa_amd", "harness.chips")
 CACHE_VARIABLE = "HARNESS_CACHE"  # where records are kept; default: the user's cache folder
 
 
@@ -57,6 +56,12 @@ def describe(launch: Any, arch: str) -> dict[str, Any]:
     }
     options = launch.get("options") if isinstance(launch, Mapping) else None
     return json.loads(json.dumps(spec | {"options": options or {}}))
+
+
+def _seen(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_seen(v) for v in value]
+    return 1 if value == 1 else 16 if value % 16 == 0 else 7
 
 
 def compile_one(launch: Any, arch: str) -> Record:
@@ -111,8 +116,7 @@ def key(spec: Mapping[str, Any]) -> str:
     """Cache key: the description, the kernel's source with all it imports of ours, compiler,
     parsers."""
     text = json.dumps(spec, sort_keys=True) + triton_version() + _source(spec["module"])
-    for module in (__name__, isa_nvidia.__name__, isa_amd.__name__, chip.__module__):
-        text += _file(module if module != "__main__" else "harness.codegen").read_text()
+    text += "".join(_file(module).read_text() for module in READERS)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -188,7 +192,7 @@ def _start() -> subprocess.Popen[str]:
         # earlier.
         environment.setdefault("TRITON_HIP_LLD_PATH", no_op)
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "harness.codegen"], env=environment, text=True,
+        [sys.executable, "-W", "ignore", "-m", WORKER], env=environment, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     atexit.register(_stop, process)
@@ -206,92 +210,18 @@ def _stop(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-def build(spec: Mapping[str, Any]) -> Record:
-    """Compile one description in this process and read its code."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    target = chip(spec["arch"])
-    kernel = getattr(import_module(spec["module"]), spec["kernel"])
-    signature: dict[str, str | tuple[str, ...]] = {}
-    constants: dict[str | tuple[int, ...], Any] = {}
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
-    for i, name in enumerate(kernel.arg_names):
-        if name in spec["pointers"]:
-            signature[name] = spec["pointers"][name]
-            attributes[(i,)] = [["tt.divisibility", 16]]
-        elif isinstance(several := spec["integers"].get(name), list):
-            signature[name] = tuple("constexpr" if one == 1 else "i32" for one in several)
-            for j, one in enumerate(several):
-                if one == 1:
-                    constants[(i, j)] = 1
-                elif one % 16 == 0:
-                    attributes[(i, j)] = [["tt.divisibility", 16]]
-        elif name in spec["integers"] and spec["integers"][name] != 1:
-            signature[name] = "i32"
-            if spec["integers"][name] % 16 == 0:
-                attributes[(i,)] = [["tt.divisibility", 16]]
-        else:
-            signature[name] = "constexpr"
-            constants[name] = 1 if name in spec["integers"] else _tuples(spec["constants"][name])
-    options = {
-        "num_warps": spec["num_warps"],
-        "num_stages": spec["num_stages"],
-        "enable_fp_fusion": True,
-    }
-    compiled = triton.compile(
-        ASTSource(kernel, signature, constants, attributes),
-        target=GPUTarget(target.backend, target.arch, target.warp),
-        options=options | spec["options"],
-    )  # fmt: skip
-    record = (isa_nvidia if target.backend == "cuda" else isa_amd).read(compiled.asm)
-    shared = int(compiled.metadata.shared)
-    occupancy = target.occupancy(
-        record["registers"] + record.get("agpr", 0),
-        shared,
-        spec["num_warps"],
-        record.pop("waves_per_simd", None),
-    )
-    return {
-        "kernel": spec["kernel"], "target": spec["arch"], "triton": triton.__version__,
-        "num_warps": spec["num_warps"], "num_stages": spec["num_stages"],
-        "shared_bytes": shared, "occupancy": occupancy, **record,
-    }  # fmt: skip
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
-
-
-def serve() -> None:
-    """One description a line in, one record a line out, until the input ends."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # compilers print where they like
-    for line in sys.stdin:
-        try:
-            record = build(json.loads(line))
-        except Exception as error:
-            cause: BaseException = error
-            while cause.__cause__ is not None:
-                cause = cause.__cause__
-            record = {"error": f"{type(cause).__name__}: {str(cause).strip()[-400:]}"}
-        out.write(json.dumps(record) + "\n")
-        out.flush()
-
-
 def for_cell(cell: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The code that reads what a cell prepared, on the cell's target: {"target", "triton",
-    "kernels"}.
+    """The code that reads what a cell prepared (impl=fused: and prepares it), for its target:
+    {"target", "triton", "canary_spills", "kernels"}.
 
     None for a target no compiler here knows (cpu) and for a cell that no kernel here consumes.
     """
-    from harness import consumers
+    from harness import consumers, preparers
 
     arch = cell["hw"]["arch"]
     if arch not in CHIPS:
         return None
-    launches = consumers.of_cell(cell)
+    launches: dict[str, Any] = {**consumers.of_cell(cell), **preparers.of_cell(cell)}
     if not launches:
         return None
     work = [*launches.values(), canary_launch(arch)]
@@ -316,7 +246,3 @@ def canary_launch(arch: str) -> dict[str, Any]:
         "constants": {"BLOCK": 128 * target.warp}, "num_warps": 1, "num_stages": 1,
         "options": {"maxnreg": 32} if target.backend == "cuda" else limit,
     }  # fmt: skip
-
-
-if __name__ == "__main__":
-    serve()

@@ -58,9 +58,10 @@ def shapes(model: Mapping[str, Any], tp_size: int) -> dict[str, tuple[int, int]]
     return {"w13": (rows, model["H"]), "w2": (model["H"], per_rank)}
 
 
-def of_cell(cell: Mapping[str, Any]) -> dict[str, Launch]:
-    """Launches of the consumers that read what a layer cell prepares; empty where none here
-    does."""
+def layouts_of_cell(
+    cell: Mapping[str, Any],
+) -> tuple[dict[str, tuple[Layout, Layout, int, int]], int]:
+    """({matrix: (value, scale, n, k)}, scale group) of a layer cell; empty if none is read here."""
     path, arch = cell["path"]["name"], cell["hw"]["arch"]
     tp_size = int(cell["cell"]["tp_size"])
     sizes = shapes(cell["model"], tp_size)
@@ -68,18 +69,23 @@ def of_cell(cell: Mapping[str, Any]) -> dict[str, Launch]:
         choice = choose_mxfp4(arch, tp_size, generation=cell.get("generation", "3.5"))
         pairs, group = dict.fromkeys(sizes, (choice.value, choice.scale)), MX_GROUP
     elif path in NVFP4 and arch in ("sm100", "sm103", "sm120"):
-        names = NVFP4[path]
         gated = not str(cell["model"]["activation"]).endswith("_no_mul")
-        layouts = [LAYOUTS[n] for n in names]
-        w2 = (layouts[2], layouts[3])
-        pairs, group = {"w13": (layouts[0], layouts[1]) if gated else w2, "w2": w2}, NV_GROUP
+        w13_value, w13_scale, w2_value, w2_scale = (LAYOUTS[n] for n in NVFP4[path])
+        w2 = (w2_value, w2_scale)
+        pairs, group = {"w13": (w13_value, w13_scale) if gated else w2, "w2": w2}, NV_GROUP
     else:
-        return {}
-    found = {}
-    for name, (n, k) in sizes.items():
-        value, scale = pairs[name]
+        return {}, MX_GROUP
+    return {name: (*pairs[name], *size) for name, size in sizes.items()}, group
+
+
+def of_cell(cell: Mapping[str, Any]) -> dict[str, Launch]:
+    """Launches of the consumers that read what a layer cell prepares."""
+    found, (matrices, group) = {}, layouts_of_cell(cell)
+    for name, (value, scale, n, k) in matrices.items():
         try:
-            found[name] = launch(arch, value, scale, n, k - k % group, group=group)
+            found[name] = launch(
+                cell["hw"]["arch"], value, scale, n, k - k % group, group=group
+            )
         except LayoutError:
             continue  # the preparation refuses such a shape itself, with the same reason
     return found

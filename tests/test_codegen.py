@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness import UsageError, codegen, codegen_gate, consumers, isa_amd, isa_nvidia
+from harness import UsageError, codegen, codegen_gate, consumers, isa_amd, isa_nvidia, preparers
 from harness.chips import CHIPS
 from kernels.catalog import LAYOUTS
 from kernels.fused.consume import matmul_launch
@@ -42,6 +42,11 @@ WORK = {
     "sm120": (consumer("sm120", "blackwell_value", "blackwell_scale"), "sm120"),
     "h200": (consumer("sm90", "hopper_value_v3", "hopper_scale_w8"), "sm90"),
     "h200 strided": (consumer("sm90"), "sm90"),
+    "prepare hopper value": (
+        preparers.launch(LAYOUTS["hopper_value_v3"], N, K // 2, "sm90"), "sm90"
+    ),
+    "prepare cdna4": (preparers.launch(LAYOUTS["cdna4_scale"], N, K // 32, "gfx950"), "gfx950"),
+    "prepare trtllm": (preparers.launch(LAYOUTS["trtllm_w13"], N, K // 2, "sm100"), "sm100"),
     "canary sm90": (codegen.canary_launch("sm90"), "sm90"),
     "canary gfx950": (codegen.canary_launch("gfx950"), "gfx950"),
     "canary gfx1250": (codegen.canary_launch("gfx1250"), "gfx1250"),
@@ -101,6 +106,16 @@ def test_planted_scale_layout_loses_the_scale_copy_and_the_gate_says_so(code):
     found = codegen_gate.compare_codegen(code["b200"], code["b200 planted"])
     lost = [f for f in found if f.what == "scale_path" and "tcgen05.cp" in f.sentence]
     assert lost and lost[0].code == 1 and "0 x tcgen05.cp 32x128b (was 2)" in lost[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "reads"), [("hopper value", "16"), ("cdna4", "2"), ("trtllm", "16")]
+)
+def test_preparation_kernels_store_16_bytes_a_lane_and_do_not_spill(code, name, reads):
+    """Rows of 90 groups are aligned to 2 bytes only, so their scales cannot be read wider."""
+    record = code[f"prepare {name}"]
+    assert set(record["global_stores"]) == {"16"} and set(record["global_loads"]) == {reads}
+    assert record["spills"] == 0
 
 
 @pytest.mark.parametrize("arch", ["sm90", "gfx950", "gfx1250"])
@@ -267,6 +282,8 @@ def test_cell_of_an_absent_device_has_code_and_passes_the_gate(code, monkeypatch
     found = codegen.for_cell(cell)
     assert found["target"] == "gfx950" and found["canary_spills"] > 0
     assert set(found["kernels"]) == {"w13", "w2"}
+    fused = preparers.of_cell(cell | {"impl": {"name": "fused"}})
+    assert set(fused) == {"prepare_w13_scale", "prepare_w2_scale"} and not preparers.of_cell(cell)
     row = {"cell": cell["cell"], "codegen": found}
     assert gate_rules.codegen(row, row) == []
     w13 = found["kernels"]["w13"]
