@@ -58,7 +58,8 @@ def library() -> ModuleType:
         try:
             about = metadata("triton-kernels")
         except PackageNotFoundError:
-            raise NotInstalled(f"{error}; env sync env=tk35 or env=tk38 fetches it") from None
+            words = str(error).partition(" (/")[0]  # without the path of what lacks a name
+            raise NotInstalled(f"{words}; env sync env=tk35 or env=tk38 fetches it") from None
         raise NotInstalled(
             f"PyPI's `triton-kernels` {about['Version']} ({about['Summary']}) is here, an "
             f"unrelated package; "
