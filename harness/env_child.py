@@ -6,9 +6,11 @@ One JSON object a line comes in on stdin, `{"op": NAME, ...fields}`, and one goe
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
+import select
 import signal
 import sys
 import traceback
@@ -62,7 +64,10 @@ def cell(cell: dict[str, Any], ctx: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve(stdin: IO[bytes], answer: IO[bytes]) -> None:
-    """Answers requests until stdin ends; an op that raises is answered with its error."""
+    """Answers requests until stdin ends; an op that raises is answered with its error.
+
+    `last: true` in an answer says that this process can serve no other: the GPU's context is lost.
+    """
     resolved: dict[str, Callable[..., Any]] = {}
     for line in stdin:
         request = json.loads(line)
@@ -78,8 +83,22 @@ def serve(stdin: IO[bytes], answer: IO[bytes]) -> None:
                 "error": f"{op}: {type(error).__name__}: {error}",
                 "absent": isinstance(error, ImportError),
             }
+        if lost_context():
+            reply["last"] = True
         answer.write(_encoded(op, reply))
         answer.flush()
+
+
+def lost_context() -> bool:
+    """Whether a fault (an illegal address, a device-side assert) ended this process's context."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except Exception:  # whatever it says: no later call can work either
+        return True
+    return False
 
 
 def _encoded(op: str, reply: dict[str, Any]) -> bytes:
@@ -96,10 +115,15 @@ def main() -> int:
 
     It ends with its parent: by the end of stdin when it waits, by the kernel when it computes.
     """
+    faulthandler.enable()  # a segfault says on stderr where it was
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        pipe = select.poll()
+        pipe.register(0, 0)
+        if pipe.poll(0):  # hung up: the parent ended before the kernel was told to watch it
+            return 1
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)
         serve(sys.stdin.buffer, answer)

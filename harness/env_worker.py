@@ -19,7 +19,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -32,7 +33,9 @@ from harness.envs import ROOT, Env, EnvError
 
 class WorkerDied(RuntimeError):
     """The process ended before it answered; the message has its signal or code, and its last
-    words."""
+    words. `tail`: the last lines of its stderr."""
+
+    tail: tuple[str, ...] = ()
 
 
 class WorkerFailed(RuntimeError):
@@ -56,6 +59,9 @@ class Worker:
         self.env, self.extra_path, self.environ = env, extra_path, dict(environ or {})
         self.process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
+        self._said = 0  # where in stderr the current call began
+        self._ending = threading.Lock()
+        self._aborted = False
         self.started = 0
 
     def __enter__(self) -> Worker:
@@ -79,13 +85,26 @@ class Worker:
         path = [str(ROOT), *self.extra_path, *self.env.path(), *filter(None, given)]
         environ = dict(os.environ, PYTHONPATH=os.pathsep.join(path), HARNESS_ENV=self.env.name)
         environ |= self.environ
-        self._stderr = tempfile.TemporaryFile()
-        self.started += 1
-        return subprocess.Popen(
-            [self.env.python, "-P", "-m", "harness.env_child"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-            env=environ, cwd=ROOT, start_new_session=True,
-        )  # fmt: skip
+        with self._ending:
+            if self._aborted:
+                raise WorkerDied("the sweep was ended")
+            self._stderr = tempfile.TemporaryFile()
+            self.started += 1
+            self.process = subprocess.Popen(
+                [self.env.python, "-P", "-m", "harness.env_child"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
+                env=environ, cwd=ROOT, start_new_session=True,
+            )  # fmt: skip
+        return self.process
+
+    def abort(self) -> None:
+        """From any thread: ends the process now and lets no other start. The call under way gets
+        WorkerDied; `close` stays with the thread that calls."""
+        with self._ending:
+            self._aborted = True
+            if self.process is not None and self.process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
 
     def call(
         self, op: str, timeout: float | None = None, memory: float | None = None, **fields: Any
@@ -94,8 +113,9 @@ class Worker:
         EnvError when an import failed there, WorkerFailed when the op raised anything else."""
         if self.process is None or self.process.poll() is not None:
             self.close()
-            self.process = self._start()
-        assert self.process.stdin is not None
+            self._start()
+        assert self.process is not None and self.process.stdin is not None
+        self._said = self._quiet()
         try:
             self.process.stdin.write(json.dumps({"op": op, **fields}).encode() + b"\n")
             self.process.stdin.flush()
@@ -103,8 +123,10 @@ class Worker:
         except BrokenPipeError:
             line = b""
         if not line.endswith(b"\n"):
-            raise WorkerDied(self._last_words())
+            raise self._death()
         answer = json.loads(line)
+        if answer.get("last"):
+            self._kill()
         if "error" in answer:
             kind = EnvError if answer["absent"] else WorkerFailed
             raise kind(f"env {self.env.name}: {answer['error']}")
@@ -113,8 +135,8 @@ class Worker:
     def _read(self, timeout: float | None, memory: float | None) -> bytes:
         assert self.process is not None and self.process.stdout is not None
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
-        watched = psutil.Process(self.process.pid) if memory is not None else None
         chunks: list[bytes] = []
+        above = 0  # looks in a row: what an earlier cell left is dropped within one
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             while not chunks or not chunks[-1].endswith(b"\n"):
@@ -122,8 +144,11 @@ class Worker:
                 if left <= 0:
                     words = self._kill()
                     raise WorkerTimeout(f"no answer in {timeout:g} s; the worker was ended{words}")
-                if not selector.select(min(left, LOOK_S if watched else 3600)):
-                    if watched and memory and (held := _resident(watched)) > memory:
+                if not selector.select(min(left, LOOK_S)):
+                    self._quiet()
+                    held = _resident(self.process.pid) if memory else 0
+                    above = above + 1 if memory and held > memory else 0
+                    if memory and above == 2:
                         words = self._kill()
                         raise WorkerTooLarge(
                             f"the worker held {held / 2**30:.1f} GiB where the cell may take "
@@ -136,36 +161,46 @@ class Worker:
                 chunks.append(chunk)
         return b"".join(chunks)
 
+    def _quiet(self) -> int:
+        """Where stderr stands now. A flood of it is dropped from the disk, all but its end."""
+        if self._stderr is None:
+            return 0
+        found = os.fstat(self._stderr.fileno())
+        if found.st_blocks * 512 > FLOOD_BYTES:
+            os.ftruncate(self._stderr.fileno(), 0)  # the child writes on at its own offset
+        return found.st_size
+
     def _kill(self) -> str:
         """Ends the process and what it started, at once; its last words."""
         assert self.process is not None
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        words = self._tail()
+        words = _words(self._tail())
         self.close()
         return words
 
-    def _tail(self) -> str:
-        """The last line that the process wrote to stderr, behind a colon."""
+    def _tail(self) -> list[str]:
+        """The last lines that the process wrote to stderr during this call."""
         if self._stderr is None:
-            return ""
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - 4000))
-        text = self._stderr.read().decode(errors="replace")
-        lines = [line for line in text.splitlines() if line.strip()]
-        return f": {lines[-1].strip()[:300]}" if lines else ""
+            return []
+        end = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, end - 4000, min(self._said, end)))
+        text = self._stderr.read().decode(errors="replace").replace("\0", "")
+        return [line.rstrip()[:300] for line in text.splitlines() if line.strip()][-12:]
 
-    def _last_words(self) -> str:
+    def _death(self) -> WorkerDied:
         assert self.process is not None
         try:
             code: int | None = self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             code = None
-        died = code is not None and code < 0
-        how = f"signal {signal.Signals(-code).name}" if died and code else f"code {code}"
-        words = self._tail()
+        tail = self._tail()
         self.close()
-        return f"the worker of env {self.env.name} ended with {how}{words}"
+        how = f"{_how(code)}{_words(tail)}"
+        died = WorkerDied(f"the worker of env {self.env.name} ended with {how}")
+        died.tail = tuple(tail)
+        return died
 
     def close(self) -> None:
         if self.process is not None:
@@ -178,7 +213,8 @@ class Worker:
             try:
                 self.process.wait(timeout=2)  # a closed stdin asks it to end
             except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)  # its own session: children go with it
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)  # its own session: children too
                 self.process.wait()
         if self._stderr is not None:
             self._stderr.close()
@@ -192,22 +228,39 @@ class _Kept(threading.local):
         self.workers: dict[tuple[str, str, str], Worker] = {}
         self.environ: dict[str, str] = {}
         with _lock:
-            _all.append(self.workers)
+            _all.append(self)
 
 
 _lock = threading.Lock()
-_all: list[dict[tuple[str, str, str], Worker]] = []
+_all: list[_Kept] = []
 _kept = _Kept()
 KEPT = 6  # workers a thread holds at once: about 350 MB each; the longest unused one ends
-LOOK_S = 0.1  # how often a worker's memory is looked at
+LOOK_S = 0.1  # how often a worker's memory and the size of its stderr are looked at
+FLOOD_BYTES = 64 << 20  # of stderr on disk
 
 
-def _resident(process: psutil.Process) -> int:
+def _resident(pid: int) -> int:
     """Bytes that a process holds; 0 once it has ended."""
     try:
-        return int(process.memory_info().rss)
+        return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0
+
+
+def _how(code: int | None) -> str:
+    """A return code as a person reads it."""
+    if code is None or code >= 0:
+        return f"code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"signal {-code}"
+
+
+def _words(tail: Sequence[str]) -> str:
+    """What of a tail goes into a reason, behind a colon: the fault, else the last line."""
+    fatal = [line for line in tail if line.startswith("Fatal Python error")]
+    return f": {(fatal or tail)[-1].strip()}" if tail else ""
 
 
 def set_environ(environ: Mapping[str, str]) -> None:
@@ -248,6 +301,7 @@ def execute(
         while len(workers) > KEPT:
             workers.pop(next(iter(workers))).close()
         answer: rows.Row = worker.call("cell", timeout, memory, cell=cell, ctx=ctx)
+        rows.validate(answer)
         return answer
     except WorkerTimeout as error:
         rows.finish(row, "timeout", str(error))
@@ -255,26 +309,29 @@ def execute(
         rows.finish(row, "oom", str(error))
     except (WorkerDied, WorkerFailed) as error:
         rows.finish(row, "crashed", str(error))
+        if tail := getattr(error, "tail", ()):
+            row["trace"] = list(tail)
     except EnvError as error:
         rows.finish(row, "skipped", str(error), "NOT_INSTALLED")
+    except (OSError, ValueError) as error:  # no worker could be started, or what it sent is no row
+        rows.finish(row, "crashed", f"{type(error).__name__}: {error}")
     row["spent_ms"]["total"] = round((time.perf_counter() - start) * 1e3, 1)
     return row
 
 
 def close_all() -> None:
-    """Ends the workers of every thread of this process."""
+    """Ends the workers of every thread of this process, none of which may be in a call."""
     with _lock:
-        for workers in _all:
-            while workers:
-                workers.popitem()[1].close()
+        for kept in _all:
+            while kept.workers:
+                kept.workers.popitem()[1].close()
 
 
 def kill_all() -> None:
-    """Ends them at once, whatever they do."""
-    for workers in _all:
-        for worker in list(workers.values()):
-            if worker.process is not None and worker.process.poll() is None:
-                os.killpg(worker.process.pid, signal.SIGKILL)
+    """Ends them at once, whatever they do; calls under way raise WorkerDied."""
+    for kept in list(_all):
+        for worker in list(kept.workers.values()):
+            worker.abort()
 
 
 atexit.register(close_all)

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,48 +24,55 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, folder / "rows.jsonl"
-        self.kept = 0
         try:
             self._lock: IO[bytes] = (folder / ".lock").open("ab")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"{folder} is being written by another sweep") from None
         except OSError as error:
             raise UsageError(f"{folder} cannot be written: {error.strerror}") from None
-        self._cut_torn_line()
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._whole = self._cut_torn_line()
+        except OSError as error:
+            self._lock.close()
+            if isinstance(error, BlockingIOError):
+                raise UsageError(f"{folder} is being written by another sweep") from None
+            raise UsageError(f"{folder} cannot be written: {error.strerror}") from None
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Keeps a row: once this returns, a kill of this process cannot lose it."""
         try:
             rows.append(self.file, row)
+            self._whole = self.file.stat().st_size
         except OSError as error:
+            with suppress(OSError):
+                os.truncate(self.file, self._whole)  # the part of the row that went in
+            kept = len(rows.read(self.file)) if self.file.is_file() else 0
             raise RowsLost(
-                f"{self.file}: {error.strerror} after {self.kept} rows, which are kept; make room, "
+                f"{self.file}: {error.strerror} after {kept} rows, which are kept; make room, "
                 f"then: python -m harness sweep resume={self.folder.name}"
             ) from None
-        self.kept += 1
 
     def state(self, state: str) -> None:
         """Marks how the run stands, by replacing a whole file; a full disk keeps the old mark."""
         new = self.folder / ".state.json"
-        try:
-            new.write_text(json.dumps({"state": state}) + "\n")
-            new.replace(self.folder / "state.json")
-        except OSError:
-            new.unlink(missing_ok=True)
+        with suppress(OSError):
+            try:
+                new.write_text(json.dumps({"state": state}) + "\n")
+                new.replace(self.folder / "state.json")
+            except OSError:
+                new.unlink(missing_ok=True)
 
     def close(self) -> None:
         self._lock.close()
 
-    def _cut_torn_line(self) -> None:
-        """Drops what stands behind the last newline; counts the rows before it."""
+    def _cut_torn_line(self) -> int:
+        """Drops what stands behind the last newline; the bytes before it."""
         if not self.file.is_file():
-            return
+            return 0
         data = self.file.read_bytes()
         whole = data.rfind(b"\n") + 1
-        self.kept = data.count(b"\n")
         if whole < len(data):
             os.truncate(self.file, whole)
+        return whole
 
 
 class RowsLost(UsageError):

@@ -44,15 +44,16 @@ def make_folder(planned: grid.Grid, argv: list[str]) -> Path:
         "machine": machine(), **commit(), "code": code_digest(),
         "count": len(planned.cells), **grid.freeze(planned.cells),
     }  # fmt: skip
-    try:
-        (folder / "manifest.json").write_text(json.dumps(manifest, indent=None))
+    try:  # whole or not at all: a folder without a manifest is no run
+        (folder / ".manifest.json").write_text(json.dumps(manifest, indent=None))
+        (folder / ".manifest.json").replace(folder / "manifest.json")
     except OSError as error:
         raise UsageError(f"{folder}/manifest.json cannot be written: {error.strerror}") from None
     return folder
 
 
-def take_up(argv: Sequence[str], planned: grid.Grid) -> tuple[Path, grid.Grid, list[rows.Row]]:
-    """(folder, its whole grid, its finished rows) of the run that resume= names.
+def take_up(argv: Sequence[str], planned: grid.Grid) -> tuple[Path, grid.Grid]:
+    """(folder, its whole grid) of the run that resume= names.
 
     UsageError when the grid of `argv` is not the run's, or when code or versions changed since it
     began, unless resume_force=true; then the run's own grid is used.
@@ -77,10 +78,14 @@ def take_up(argv: Sequence[str], planned: grid.Grid) -> tuple[Path, grid.Grid, l
             f"{folder}: {what} changed since this run began, so its rows and new ones would not "
             "belong together; start a new run, or say resume_force=true"
         )
-    cells = grid.thaw(manifest)
-    known = {cell["key"] for cell in cells}
+    return folder, grid.Grid(grid.thaw(manifest), planned.run, began)
+
+
+def finished(folder: Path, planned: grid.Grid) -> list[rows.Row]:
+    """The rows that a run has, one a cell."""
+    known = {cell["key"] for cell in planned.cells}
     done = {key: row for row in rows.read(folder) if (key := key_of(row["cell"])) in known}
-    return folder, grid.Grid(cells, planned.run, began), list(done.values())
+    return list(done.values())
 
 
 def key_of(cell: dict[str, Any]) -> str:

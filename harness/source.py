@@ -114,14 +114,22 @@ def _cached(key: tuple[Any, ...]) -> MoEWeights:
     return synthetic(experts, hidden, intermediate, activation, form, seed)
 
 
+_key: list[tuple[Any, ...]] = []  # of what `_cached` holds
+
+
 def load(config: dict[str, Any], form: str) -> MoEWeights:
     """The weights of a cell, on the CPU. Kept for the next cell, which often wants the same."""
     model, source, experts = config["model"], config["source"], config["experts"]
+    key: tuple[Any, ...]
     if source["kind"] == "safetensors":
-        return _cached(("safetensors", source["path"], source["layer"], experts))
-    return _cached(
-        ("synthetic", experts, model["H"], model["I"], model["activation"], form, config["seed"])
-    )
+        key = ("safetensors", source["path"], source["layer"], experts)
+    else:
+        sizes = (experts, model["H"], model["I"])
+        key = ("synthetic", *sizes, model["activation"], form, config["seed"])
+    if _key != [key]:
+        forget()  # before the next is made: a cell's memory is limited to its own estimate
+        _key[:] = [key]
+    return _cached(key)
 
 
 def forget() -> None:

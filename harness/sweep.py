@@ -11,19 +11,22 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import psutil
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness import env_worker, grid, pool, rows, runs, table
-from harness.journal import Journal, RowsLost
+from harness import env_worker, grid, pool, rows, runs, table, timing
+from harness.journal import Journal
 
 BASE_BYTES = 400 << 20  # a worker with torch loaded, before its first cell
 USAGE = "usage: python -m harness sweep [AXIS=VALUE,VALUE ...]   (axes: python -m harness list)"
@@ -36,18 +39,19 @@ def main(argv: list[str]) -> int:
         return 0
     start = time.perf_counter()
     planned = grid.plan(argv)
-    done: list[rows.Row] = []
     if planned.run["resume"] is not None:
-        folder, planned, done = runs.take_up(argv, planned)
+        folder, planned = runs.take_up(argv, planned)
     else:
         folder = runs.make_folder(planned, argv)
+    journal = Journal(folder)
+    done = runs.finished(folder, planned)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 120  # a log or a pipe has no width of its own
     say = Console(stderr=True, highlight=False)
     kept = f", {len(done)} of them done before" if done else ""
     say.print(f"{len(planned.cells)} cells planned in {time.perf_counter() - start:.1f} s{kept}")
-    stopped = _run_all(folder, planned, done, say)
+    stopped = _run_all(journal, planned, done, say)
     order = {cell["key"]: n for n, cell in enumerate(planned.cells)}
     done.sort(key=lambda row: order[runs.key_of(row["cell"])])
     table.show(done, console)
@@ -64,18 +68,20 @@ def main(argv: list[str]) -> int:
     return rows.exit_code(done, len(planned.cells))
 
 
-def _run_all(folder: Path, planned: grid.Grid, done: list[rows.Row], say: Console) -> bool:
+def _run_all(journal: Journal, planned: grid.Grid, done: list[rows.Row], say: Console) -> bool:
     """Runs what is not in `done`, keeping each row as it comes; True when it was interrupted."""
-    journal = Journal(folder)
     finished = {runs.key_of(row["cell"]) for row in done}
     todo = [cell for cell in planned.cells if cell["key"] not in finished]
     tally: dict[str, int] = {}
     stop = pool.Stop()
     journal.state("running")
     try:
-        with _progress(say) as bar, _interruptible(stop, say):
+        with (
+            _progress(say) as bar, _interruptible(stop, say),
+            closing(run(todo, planned.run, stop)) as coming,
+        ):  # fmt: skip
             task = bar.add_task("cells", total=len(planned.cells), completed=len(done), state="")
-            for row in run(todo, planned.run, stop):
+            for row in coming:
                 journal.append(row)
                 done.append(row)
                 tally[table.state(row)] = tally.get(table.state(row), 0) + 1
@@ -84,7 +90,7 @@ def _run_all(folder: Path, planned: grid.Grid, done: list[rows.Row], say: Consol
         complete = len(done) == len(planned.cells)
         journal.state("done" if complete else "interrupted")
         return not complete
-    except RowsLost:
+    except BaseException:  # RowsLost, or a fault of the harness
         journal.state("interrupted")
         raise
     finally:
@@ -93,7 +99,8 @@ def _run_all(folder: Path, planned: grid.Grid, done: list[rows.Row], say: Consol
 
 @contextmanager
 def _interruptible(stop: pool.Stop, say: Console) -> Iterator[None]:
-    """The first SIGINT asks for an end after the cells under way, the second ends at once."""
+    """The first SIGINT or SIGTERM (which Slurm sends ahead of time) asks for an end after the cells
+    under way, the second ends at once."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if stop:
@@ -102,15 +109,15 @@ def _interruptible(stop: pool.Stop, say: Console) -> Iterator[None]:
         stop.event.set()
         say.print("finishing the cells under way; once more to leave at once")
 
-    try:
-        before = signal.signal(signal.SIGINT, on_signal)
-    except ValueError:  # not the main thread: whoever runs us handles signals
+    if threading.current_thread() is not threading.main_thread():  # whoever runs us handles them
         yield
         return
+    before = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _report(folder: Path, console: Console, say: Console) -> None:
@@ -140,12 +147,20 @@ def estimate_bytes(cell: dict[str, Any]) -> int:
     whole = lambda f: layer_bytes(cell["experts"], model["H"], model["I"], gated, f)
     prepared = whole("nvfp4" if BLOCK[form] == 16 else "mxfp4") / cell["tp_size"]
     share = whole(form) / cell["tp_size"]
-    return int(BASE_BYTES + whole(form) + share + 4 * prepared)
+    timed = _timing_bytes() if cell["hw"]["platform"] == "cpu" and cell.get("timing") else 0
+    return int(BASE_BYTES + whole(form) + share + 4 * prepared) + timed
+
+
+@cache
+def _timing_bytes() -> int:
+    """What a time on the CPU takes: the buffer that empties the cache, and the copy's two."""
+    cached = timing.llc_bytes(torch.device("cpu"))
+    return max(512 << 20, 4 * cached) + max(256 << 20, 8 * cached)
 
 
 def run(
     cells: Sequence[dict[str, Any]], settings: dict[str, Any], stop: pool.Stop | None = None
-) -> Iterator[rows.Row]:
+) -> Generator[rows.Row, None, None]:
     """A row for every cell, in the order in which they end."""
     budget = _budget(settings)
     ctx = {"provenance": runs.commit()}
@@ -162,9 +177,14 @@ def run(
                 return
             yield _here(cell, ctx, settings)
     elif waiting:
-        gpus = _gpus(waiting)
-        slots = settings["workers"] or len(gpus) or os.cpu_count() or 1
-        plan = pool.Plan(min(slots, len(waiting)), budget, settings["limit_s"], gpus)
+        gpus = _gpus()
+        for cell in waiting:
+            cell["on"] = _on(cell, gpus)
+        on_gpu = sum(cell["on"] != "cpu" for cell in waiting)
+        gpus = gpus[: min(on_gpu, settings["workers"] or on_gpu)]
+        slots = settings["workers"] or max(len(os.sched_getaffinity(0)), len(gpus))
+        slots = min(slots, len(gpus) + len(waiting) - on_gpu if gpus else len(waiting))
+        plan = pool.Plan(slots, budget, settings["limit_s"], gpus)
         yield from pool.run(waiting, ctx, plan, stop)
 
 
@@ -177,20 +197,26 @@ def _here(cell: dict[str, Any], ctx: dict[str, Any], settings: dict[str, Any]) -
     return run_cell(cell, ctx)
 
 
-def _gpus(cells: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """The GPUs that slots take in turn, if any cell runs on one: those this process may see."""
-    import torch
-
-    from harness import impls
-
+def _gpus() -> tuple[pool.Gpu, ...]:
+    """The GPUs that this process may see, each with its model."""
     if not torch.cuda.is_available():
         return ()
-    if all(impls.device(cell["impl"]["name"], cell["hw"]).type == "cpu" for cell in cells):
-        return ()
+    count = torch.cuda.device_count()
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return tuple(filter(None, given.split(",")))
-    return tuple(str(index) for index in range(torch.cuda.device_count()))
+    ids = [str(n) for n in range(count)] if given is None else given.split(",")[:count]
+    return tuple(
+        pool.Gpu(id, torch.cuda.get_device_name(n).lower().replace(" ", "_"))
+        for n, id in enumerate(ids)
+    )
+
+
+def _on(cell: dict[str, Any], gpus: Sequence[pool.Gpu]) -> str:
+    """Where a cell runs: cpu, gpu for any, or the model of GPU that is its target."""
+    own = env_worker.is_own(cell)
+    models = [gpu.model for gpu in gpus if cell["hw"]["name"] in gpu.model]
+    if not gpus or (own and not models and cell["impl"]["name"] == "reference"):
+        return "cpu"
+    return models[0] if models else "gpu"
 
 
 def _budget(settings: dict[str, Any]) -> float:
