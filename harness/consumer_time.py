@@ -124,7 +124,7 @@ def is_right(point: Point, config: Config) -> bool:
     dense = consume.dequantize(
         w, s, consume.dequantize_launch(value, scale, n=point.n, k=point.k, experts=2)
     )
-    factor = torch.exp2(scales.float() - 127).repeat_interleave(32, -1)
+    factor = (scales.int() << 23).view(torch.float32).repeat_interleave(32, -1)  # exact 2^(b-127)
     low_high = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).long()
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device="cuda")
     plain = torch.cat([table, -table])[low_high] * factor
@@ -217,6 +217,8 @@ def _compile(item: tuple[Point, Config]) -> None:
     consume.matmul(x, w, s, planned(point, config, "bf16", 1))
     if config == configs(point.variant, point.m)[0]:
         consume.matmul(x, w, s, planned(point, config, "fp32", 1))
+        value, scale = LAYOUTS[point.value], LAYOUTS[point.scale]
+        consume.dequantize(w, s, consume.dequantize_launch(value, scale, n=point.n, k=point.k))
     torch.cuda.synchronize()
 
 

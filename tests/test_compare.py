@@ -145,3 +145,37 @@ def test_every_compiler_target_has_a_consumer():
     from harness import consumers
 
     assert set(consumers.CONFIG) == set(CHIPS)
+
+
+def test_break_even_is_preparation_over_saving_and_noise_decides_nothing():
+    from harness import consumer_time
+
+    row = lambda m, variant, us, iqr=0.01: {
+        "model": "x", "matrix": "w13", "m": m, "variant": variant, "median_us": us, "rel_iqr": iqr,
+    }  # fmt: skip
+    rows = [
+        row(1, "strided", 100.0), row(1, "prepared", 80.0),  # saves 20
+        row(16, "strided", 100.0, 0.1), row(16, "prepared", 95.0, 0.1),  # saves 5 of noise 20
+        row(128, "strided", 100.0), row(128, "prepared", 130.0),  # costs 30
+        row(1024, "strided", None), row(1024, "prepared", 1.0),  # one side not measured: no line
+    ]  # fmt: skip
+    prep = [{"model": "x", "matrix": "w13", "value_us": 390.0, "scale_us": 10.0}]
+    found = {line["m"]: line for line in consumer_time.break_even(rows, prep)}
+    assert set(found) == {1, 16, 128}
+    assert (found[1]["steps"], found[1]["decided"], found[1]["ratio"]) == (20.0, True, 1.25)
+    assert (found[16]["steps"], found[16]["decided"]) == (None, False)
+    assert (found[128]["steps"], found[128]["decided"]) == (None, True)
+
+
+def test_measured_points_exceed_the_cache_and_cover_both_variants():
+    from harness import consumer_time
+
+    model = group_config("model", "gpt_oss_120b")
+    points = consumer_time.points([model], [1, 1024], "sm90")
+    assert {p.variant for p in points} == {"prepared", "strided"} and len(points) == 8
+    for point in points:
+        assert point.experts * point.n * point.k // 2 >= consumer_time.WEIGHT_BYTES
+        for config in consumer_time.configs(point.variant, point.m):
+            launch = consumer_time.planned(point, config)
+            assert launch.grid[2] == point.experts
+            assert (launch.kernel == "hopper_matmul_kernel") == (point.variant == "prepared")
