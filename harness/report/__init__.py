@@ -5,6 +5,7 @@
     python -m harness report run=results/h200           a folder of .jsonl files
     python -m harness report layouts                    reports/layouts/: pictures of the catalog
     python -m harness report readme                     tables and figures between README's markers
+    python -m harness report publish                    all that is committed: the above, reports/*
 
 Writes index.html (self-contained), report.md and figures/. The exit code is 0 if the report was
 written: it says what the run established, the sweep and the gate judge it.
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from harness.report.load import Run
 
 OPTIONS = {"run": "latest", "out": "", "title": "", "figures": "true"}
+PUBLISHED = {"h200": "NVIDIA H200", "gfx950-vs-hopper": "gfx950 against Hopper"}
 FIGURES = {"true": True, "false": False, "timed": None}
 
 
@@ -59,6 +61,11 @@ def write_report(
     index = out / "index.html"
     index.write_text(html, encoding="utf-8")
     return index
+
+
+def publish(name: str, title: str, out: Path, with_figures: bool = True) -> Path:
+    """The committed report of the rows in results/<name>."""
+    return write_report([Path("results") / name], out, title, with_figures)
 
 
 def of_run(folder: Path) -> Path:
@@ -121,8 +128,15 @@ def _other(what: str, argv: list[str]) -> int:
         index = gallery.write(Path(parse(argv, {"out": "reports/layouts"})["out"]))
         print(f"report: {index}")
         return 0
+    if what == "publish":
+        for name, title in PUBLISHED.items():
+            if list((Path("results") / name).glob("*.jsonl")):
+                print(f"report: {publish(name, title, Path('reports') / name)}")
+        return _other("layouts", []) or _other("readme", argv)
     if what == "readme":
         from harness.report import readme
 
         return readme.main(parse(argv, readme.OPTIONS))
-    raise UsageError(f"report: no {what!r}{suggest(what, ['layouts', 'readme', 'run='])}")
+    raise UsageError(
+        f"report: no {what!r}{suggest(what, ['layouts', 'publish', 'readme', 'run='])}"
+    )

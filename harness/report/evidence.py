@@ -66,18 +66,24 @@ def clip(name: object, most: int = 48) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def titled(record: Record) -> str:
+    """The path, or the bench's name of the case, with the path where that does not say it."""
+    path, case = str(record.cell["path"]), record.case
+    if case in path:
+        return path
+    return case if path.split("_")[0] in case else f"{path} {case}"
+
+
 def label(record: Record, *without: str) -> str:
     """The cell in a line's length: path, model, TP, experts, and what is not the default."""
     cell = record.cell
     parts = [
-        clip(record.case or cell["path"]),
+        clip(titled(record)),
         clip(cell["model"]),
         f"TP{cell['tp_size']}",
         f"E={cell['experts']}",
     ]
-    named = cell["size"] not in ("ci", "full")  # a vendor's bench calls its cases sizes
-    extra = [f"size={clip(cell['size'])}"] if named else []
-    extra += [
+    extra = [
         f"{k}={clip(v)}" for k, v in cell.items()
         if k not in rows.CELL and k not in without and v is not None
     ]  # fmt: skip
@@ -138,7 +144,7 @@ def slopes(records: Sequence[Record]) -> list[Slope]:
             xs = [log(r.cell["experts"]) for r in ordered]
             ys = [log(r.get("time.median_us")) for r in ordered]
             first = ordered[0].cell
-            name = f"{ordered[0].case or first['path']} · {first['model']} · TP{first['tp_size']}"
+            name = f"{titled(ordered[0])} · {first['model']} · TP{first['tp_size']}"
             out.append(Slope(name, str(first["impl"]), _fit(xs, ys), ordered))
     return sorted(out, key=lambda s: (s.label, s.impl))
 

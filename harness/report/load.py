@@ -56,8 +56,11 @@ class Record:
 
     @property
     def case(self) -> str:
-        """What sets bench rows of one cell apart: another layout or shape of the same routine."""
-        return str((self.row.get("decisions") or {}).get("case") or "")
+        """What sets bench rows of one cell apart: another layout or shape of the same routine.
+        A vendor's bench names its cases in the cell's size."""
+        size = str(self.cell.get("size"))
+        named = (self.row.get("decisions") or {}).get("case")
+        return str(named or ("" if size in ("ci", "full", "None") else size))
 
     def today(self) -> Record | None:
         known = isinstance((self.row.get("decisions") or {}).get("today"), Mapping)

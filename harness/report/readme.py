@@ -93,7 +93,7 @@ def table(folder: Path) -> str:
         cell = record.cell
         what = f"{cell['model']}, TP{cell['tp_size']}, {cell['experts']} experts"
         ours = duration(record.get("time.median_us"))
-        named = f" ({escape(record.case)})" if record.case.lower() not in ("", path) else ""
+        named = f" ({escape(record.case)})" if record.case not in path else ""
         lines.append(
             f"| `{path}`{named} | {escape(what)} | {was} | {ours} "
             f"| {gain} | {'' if fraction is None else digits(fraction, 2)} "

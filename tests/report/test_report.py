@@ -215,7 +215,7 @@ def test_a_bench_row_holds_what_a_vendor_took(tmp_path: Path) -> None:
     assert gains == {("Hopper value", vendor): 50.0, ("CDNA4 scale", vendor): 20.0}
     assert pairs[0].src == "ratio:0:0:decisions.today.median_us/0:0:time.median_us"
     assert pairs[0].before.get("memory.peak_extra_bytes") == 9 << 30
-    assert evidence.label(pairs[0].after).startswith("Hopper value · gpt_oss_120b · TP1")
+    assert evidence.label(pairs[0].after).startswith("swizzle Hopper value · gpt_oss_120b · TP1")
 
 
 def test_figures_are_drawn_light_dark_and_png_and_do_not_change(tmp_path: Path) -> None:
@@ -282,7 +282,20 @@ def test_the_gallery_shows_the_whole_catalog_and_stays_small() -> None:
     assert gallery.group_of("block_scale_128x4") == gallery.group_of("trtllm_w13_scale")
 
 
+@pytest.mark.parametrize("name", report.PUBLISHED)
+def test_a_published_report_is_of_its_rows(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).resolve().parents[2]
+    if not list((root / "results" / name).glob("*.jsonl")):
+        pytest.skip(f"results/{name} has no rows yet")
+    monkeypatch.chdir(root)
+    fresh = report.publish(name, report.PUBLISHED[name], tmp_path, with_figures=False)
+    published = root / "reports" / name / "index.html"
+    assert published.read_text() == fresh.read_text(), "run: python -m harness report publish"
+
+
 def test_the_published_gallery_is_of_this_catalog() -> None:
     published = Path(__file__).resolve().parents[2] / "reports" / "layouts" / "index.html"
     fresh = gallery.render(catalog.LAYOUTS)
-    assert published.read_text() == fresh, "run: python -m harness report layouts"
+    assert published.read_text() == fresh, "run: python -m harness report publish"

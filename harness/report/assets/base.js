@@ -16,7 +16,12 @@ const axis = (row, name) => (name === "impl" && row.vendor ? row.time.impl : nam
 const field = (row, name) => (row.vendor && name === "memory" ? row.time : row.fields ? D.pool[row.fields[FIELDS[name]]] : null);
 const source = (row, path) => `${row.run}:${row.line}:${row.vendor ? path.replace(/^(time|memory)/, "decisions.today") : path}`;
 // A bench row holds what a vendor took for the same call: the same cell, the vendor's time and memory.
-const caseOf = (row) => (field(row, "decisions") || {}).case || "";
+const caseOf = (row) => (field(row, "decisions") || {}).case || (["ci", "full", null].includes(axis(row, "size")) ? "" : String(axis(row, "size")));
+function titled(row) {
+  const [path, named] = [String(axis(row, "path")), caseOf(row)];
+  if (path.includes(named)) return path;
+  return named.includes(path.split("_")[0]) ? named : `${path} ${named}`;
+}
 function today(row) {
   const t = (field(row, "decisions") || {}).today;
   return t ? { ...row, time: t, vendor: true } : null;
@@ -60,7 +65,7 @@ function memory(row) {
 }
 const absent = (row, what) => field(row, `${what}_absent`) || (row.fields ? "" : "NOT_REACHED");
 
-const name = (row) => `${caseOf(row) || axis(row, "path")} · ${axis(row, "model")} · TP${axis(row, "tp_size")} · E=${axis(row, "experts")}${["ci", "full", null].includes(axis(row, "size")) ? "" : ` · ${axis(row, "size")}`}`;
+const name = (row) => `${titled(row)} · ${axis(row, "model")} · TP${axis(row, "tp_size")} · E=${axis(row, "experts")}`;
 const glyph = (state) => el("span", { cls: `glyph s-${STATES[state].name}`, "aria-hidden": "true" }, STATES[state].glyph);
 const collator = new Intl.Collator("en", { numeric: true });
 const compare = (a, b) => (a === b ? 0 : a === null || a === undefined || a === "" ? 1 : b === null || b === undefined || b === "" ? -1
