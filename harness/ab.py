@@ -22,7 +22,8 @@ import numpy as np
 
 from harness import UsageError, gate_report, stats, suggest
 from harness.ab_pair import ROOT, Pair, Setup, worktree
-from harness.gate_rules import Finding, Limits, exit_code, memory
+from harness.gate_join import exit_code
+from harness.gate_rules import Finding, Limits, memory
 
 
 @dataclass

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import UsageError, pytest_bench, rows
-from harness.gate_rules import CLASSES, PROSE, by_cell
+from harness.gate_join import by_cell
+from harness.gate_rules import CLASSES, PROSE
 
 # The fields of a row that each class reads.
 FIELDS = {

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import UsageError, baseline, gate_report, rows, stats, suggest
-from harness.gate_rules import CLASSES, Finding, Limits, compare, exit_code
+from harness.gate_join import compare, exit_code
+from harness.gate_rules import CLASSES, Finding, Limits
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINES = Path("results") / "baselines"

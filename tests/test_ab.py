@@ -1,13 +1,15 @@
 """`gate ab` for real on this machine's CPU: two folders of kernels, fresh processes, rounds."""
 
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import kernels
-from harness import UsageError, ab, ab_suite, stats
+from harness import UsageError, ab, ab_suite, ab_worker, stats
 from harness.__main__ import main as harness_main
 from harness.ab_pair import Pair, Setup, worktree
 from harness.gate_rules import Limits
@@ -86,6 +88,18 @@ def test_identical_machine_code_is_the_environment():
         )
     called = {**same, "time": {"scope": "call"}}
     assert ab._environment(slow, called, called).verdict == "SLOWER"
+
+
+def test_the_code_that_ran_is_read_from_tritons_own_cache(monkeypatch):
+    """By the structure of JITFunction.device_caches in triton 3.4 to 3.9."""
+    kernel = lambda name, code: SimpleNamespace(name=name, asm={"cubin": code})
+    jit = SimpleNamespace(device_caches={0: ({"a": kernel("tile", b"1"), "b": kernel("tile", b"2"),
+                                              "c": kernel("other", b"3")}, {}, None)})  # fmt: skip
+    monkeypatch.setitem(sys.modules, "kernels.fake", SimpleNamespace(f=jit, x=3))
+    found = ab_worker.isa({"tile", "elementwise"})
+    assert list(found) == ["tile"] and len(found["tile"]) == 2
+    jit.device_caches[0][0]["b"].asm["cubin"] = b"changed"
+    assert ab_worker.isa({"tile"}) != found
 
 
 @pytest.mark.parametrize("case", ab_suite.SUITE)

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from harness import UsageError, baseline, gate, gate_rules, rows
+from harness import UsageError, baseline, gate, gate_join, gate_rules, rows
 from harness.__main__ import main as harness_main
 
 LIMITS = gate_rules.Limits()
@@ -328,5 +328,5 @@ def test_times_of_another_device_leave_nothing_to_compare(files, capsys):
 
 def test_a_refusal_that_is_lifted_is_a_decision():
     was, now = row(status="refused", reason="128 does not divide 96"), row()
-    (found,) = [f for f in gate_rules.compare([was], [now], LIMITS)[0] if f.code]
+    (found,) = [f for f in gate_join.compare([was], [now], LIMITS)[0] if f.code]
     assert found.code == 2 and "was refused, is ok" in found.sentence

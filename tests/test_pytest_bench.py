@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness import UsageError, baseline, gate_rules, pytest_bench, rows
+from harness import UsageError, baseline, gate_join, gate_rules, pytest_bench, rows
 
 
 def entry(**changes):
@@ -37,7 +37,7 @@ def test_the_gate_compares_two_of_them(tmp_path):
     baseline.save(tmp_path / "b.jsonl", baseline.load_run(str(path)), gate_rules.CLASSES,
                   who="me", why="x")  # fmt: skip
     _, old = baseline.load(tmp_path / "b.jsonl")
-    findings, compared = gate_rules.compare(old, pytest_bench.read(path), gate_rules.Limits())
+    findings, compared = gate_join.compare(old, pytest_bench.read(path), gate_rules.Limits())
     assert compared["time"] == 1 and [f.verdict for f in findings] == ["SAME"]
 
 
