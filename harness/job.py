@@ -134,7 +134,7 @@ def _made(layer: PreparedLayer, weights: MoEWeights) -> dict[str, Made]:
             partial(_matrix, share, name), at,
         )  # fmt: skip
         if weights.format == "bf16" and not name.endswith("bias"):
-            made = replace(made, source=lambda: None, lines=6, depth=1024)
+            made = replace(made, source=lambda: None, lines=6, depth=256)
         out[name] = made
     return out
 
@@ -220,7 +220,7 @@ def _quantized_at(source: T, row: T, col: T, *, packed: bool) -> T:
     A small tensor is quantized whole, once; of a large one only the blocks that are looked at.
     """
     groups = -(-source.shape[2] // 32)
-    if source.numel() <= 1 << 23:
+    if source.numel() <= 1 << 22:
         codes, scale = _quantized_whole(source)
         at_row, first = row, 2 * col
     else:
