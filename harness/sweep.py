@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from harness import env_worker, grid, pool, rows, runs, table, timing
 from harness.journal import Journal
 
-BASE_BYTES = 400 << 20  # a worker with torch loaded, before its first cell
+BASE_BYTES = 640 << 20  # a worker with torch and triton loaded, and what it keeps between cells
 USAGE = "usage: python -m harness sweep [AXIS=VALUE,VALUE ...]   (axes: python -m harness list)"
 
 
