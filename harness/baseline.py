@@ -97,8 +97,8 @@ def save(
     commit: str | None = None,
 ) -> dict[str, Any]:
     """Write a baseline; its header. UsageError for rows that must not become the yardstick."""
-    found, classes = list(run), [c for c in CLASSES if c in set(classes)]
-    by_cell(found)
+    found = list(by_cell(run).values())
+    classes = [c for c in CLASSES if c in set(classes)]
     wrong = [r for r in found if r["status"] == "wrong"]
     if wrong:
         raise UsageError(
