@@ -123,7 +123,7 @@ def packed(
         "code": {
             "columns": metrics.columns,
             "metrics": [
-                [m.kernel, m.name, [c and [at(c[0]), c[1], c[2]] for c in m.cells]]
+                [m.kernel, m.name, [c and [at(c[0]), c[1], c[2]] for c in m.cells], m.changed]
                 for m in metrics.metrics
             ],
         },

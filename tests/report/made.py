@@ -159,6 +159,9 @@ def mixed(seed: int = 1) -> list[Row]:
         for i, version in enumerate(versions):
             row = ok(rng, timed=False, hw=hw, impl="fused", env=f"triton{version}", experts=16)
             out.append(with_code(row, version, i > 0))
+    for i, version in enumerate(("3.9.1", "3.4.0")):  # another model, newest first, other numbers
+        axes = {"model": "qwen3_235b", "impl": "fused", "env": f"triton{version}", "experts": 16}
+        out.append(with_code(ok(rng, timed=False, **axes), version, i > 0))
     return out + bench()
 
 

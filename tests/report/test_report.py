@@ -138,11 +138,18 @@ def test_code_columns_are_targets_with_versions_in_order() -> None:
     assert table.columns == (("gfx950", "3.6.0"), ("gfx950", "3.10.0"), ("h200", "3.4.0"),
                              ("h200", "3.6.0"), ("h200", "3.9.1"))  # fmt: skip
     moved = {m.name for m in table.metrics if m.changed}
-    assert moved == {"instructions"}
+    assert moved == {"instructions", "global_loads 4", "global_loads 16"}
     names = {m.name for m in table.metrics}
     assert names >= {"spills", "registers", "matrix wgmma", "global_loads 4", "global_loads 16"}
+    for metric in table.metrics:  # never one model's code against another's
+        cells = [cell[0].cell for cell in metric.cells if cell]
+        assert len({(c["model"], c["tp_size"], c["experts"]) for c in cells}) == 1
     kernels = {m.kernel for m in table.metrics}
-    assert "mxfp4_triton w13 (hopper_value_v3 + hopper_scale_w8)" in kernels
+    assert kernels == {
+        "mxfp4_triton w13 (strided + cdna4_scale)",
+        "mxfp4_triton w13 (hopper_value_v3 + hopper_scale_w8), gpt_oss_120b · TP1 · E=16",
+        "mxfp4_triton w13 (hopper_value_v3 + hopper_scale_w8), qwen3_235b · TP1 · E=16",
+    }
 
 
 def test_hostile_text_cannot_leave_its_place(run: Run) -> None:

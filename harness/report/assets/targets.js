@@ -43,9 +43,8 @@ function metrics() {
   const { columns, metrics: every } = D.code;
   if (!every.length) { $("metrics").replaceChildren(el("p", { cls: "none" }, "No row has code metrics.")); return; }
   const base = columns.map(([hw]) => columns.findIndex(([other]) => other === hw));
-  const moved = (m) => m[2].some((c, i) => c && m[2][base[i]] && c[2] !== m[2][base[i]][2]);
   const several = base.some((b, i) => b !== i);
-  const shown = every.filter((m) => m[2].some((c) => c && inView(c[0])) && (allMetrics || !several || moved(m)));
+  const shown = every.filter((m) => m[2].some((c) => c && inView(c[0])) && (allMetrics || !several || m[3]));
   const targets = [];
   for (const [hw] of columns) { if (targets.length && targets[targets.length - 1][0] === hw) targets[targets.length - 1][1] += 1; else targets.push([hw, 1]); }
   const heat = (m, i) => {
@@ -68,7 +67,7 @@ function metrics() {
   const body = el("tbody", {}, shown.slice(0, limit).map((m, j) => [j && shown[j - 1][0] === m[0] ? null : el("tr", {}, el("th", { cls: "kernel", colspan: columns.length + 1 }, m[0])),
     el("tr", {}, el("td", {}, m[1]), columns.map((_, i) => heat(m, i)))]));
   $("metrics").replaceChildren(el("div", { cls: "opts" }, several ? el("label", {}, el("input", { type: "checkbox", checked: allMetrics, on: { change: (e) => { allMetrics = e.target.checked; metrics(); } } }), " also what did not change") : "",
-    el("span", { cls: "none" }, `${shown.length} of ${every.length} metrics${shown.length > limit ? `, the first ${limit} drawn` : ""}. ▲ more, ▼ less than the target's oldest version.`)),
+    el("span", { cls: "none" }, `${shown.length} of ${every.length} metrics${shown.length > limit ? `, the first ${limit} drawn` : ""}. ▲ more, ▼ less than the target's oldest version; blank: none.`)),
   shown.length ? el("div", { cls: "scroll" }, el("table", {}, head, body)) : el("p", { cls: "none" }, "No metric changed between versions."));
 }
 lazily("targets", sides);
