@@ -35,8 +35,9 @@ faults: $(READY)           ## the fault suite alone
 checkpoint: $(READY)       ## a small checkpoint of each kind, to try source=safetensors on
 	$(RUN) -m harness checkpoint
 
-gate: $(READY)             ## digests and decisions against the committed baseline
-	$(RUN) -m harness gate baseline=results/baselines/cpu-exact.jsonl
+gate: $(READY)             ## digests and decisions of three targets against the committed baseline
+	$(RUN) -m harness sweep hw=h200,b200,gfx950 codegen=false report=false
+	$(RUN) -m harness gate baseline=cpu-exact run=latest
 
 clean:
 	rm -rf $(VENV) results/runs build *.egg-info
