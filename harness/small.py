@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from harness import checks, source
+from harness import checks, index_checks, source
 from harness.job import Job, Result
 from kernels.errors import LayoutError
 
@@ -65,7 +65,7 @@ def _ladder(
     except LayoutError as error:
         return {"small_layer": f"skip: H={hidden} I={inner} is refused: {error}"}
     done = {
-        "bijection": checks.verdict(lambda: checks.bijection(result)),
+        "bijection": checks.verdict(lambda: index_checks.bijection(result)),
         "inverse": checks.verdict(lambda: checks.inverse(result)),
         "formula": checks.verdict(lambda: checks.by_formula(result)),
         "values": checks.verdict(lambda: checks.values(result)),
@@ -73,7 +73,7 @@ def _ladder(
         "strides": checks.verdict(lambda: checks.strides(job, result)),
         "poisoned_source": checks.verdict(lambda: poisoned_source(job, result)),
         "written_whole": checks.verdict(lambda: written_whole(job, result)),
-        "mutation": checks.verdict(lambda: checks.mutated(result)),
+        "mutation": checks.verdict(lambda: index_checks.mutated(result)),
     }
     if impl != "reference":
         twin = make(small | {"impl": {"name": "reference", "kind": "own", "import": None}},

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness import checks, expected, small
+from harness import checks, expected, index_checks, small
 from harness.job import Job, Made, Result
 from kernels import formats
 from kernels.catalog import LAYOUTS
@@ -39,8 +39,8 @@ def spoilt(position: int) -> Made:
 
 @pytest.mark.parametrize(
     "check",
-    [checks.inverse, checks.by_formula, checks.pad_fill, checks.pad_count, checks.bijection,
-     checks.mutated],
+    [checks.inverse, checks.by_formula, checks.pad_fill, checks.pad_count, index_checks.bijection,
+     index_checks.mutated],
 )  # fmt: skip
 @pytest.mark.parametrize("name", list(LAYOUTS))
 def test_a_right_layout_passes(name: str, check: Callable[[Result], str | None]) -> None:
