@@ -24,7 +24,7 @@ from math import gcd
 
 from kernels.fused.digits import C, H, P, Part, Plan, Problem
 from kernels.fused.tile_plan import tile_plan
-from kernels.fused.tiles import Tile, tile_for
+from kernels.fused.tiles import Tile, ceil_pow2, tile_for
 from kernels.layout import Layout
 
 
@@ -103,7 +103,8 @@ def _run(p: Problem, *, inferred: bool, rows: bool) -> tuple[int, tuple[Part, ..
     run = 1
     for at, d in enumerate(p.digits):
         if d.dim == C:
-            joins = d.mult == run and (inferred or not d.inferred)
+            fits_a_tile = not d.inferred and d.size == ceil_pow2(d.size)
+            joins = d.mult == run and (inferred or fits_a_tile)
         else:
             step = d.mult * p.strides[1 if d.dim == P else 2]
             joins = rows and step == run and run >= p.padded[1]

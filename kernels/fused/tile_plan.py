@@ -18,7 +18,7 @@ from kernels.fused.digits import C, H, P, Part, Plan, Problem
 from kernels.fused.tiles import Tile, ceil_pow2
 
 RANK = 8  # axes of the permuted tile; sizes of 1 fill up
-GRID = 5  # digits of the grid beside the matrix
+GRID = 8  # digits of the grid beside the matrix
 AT_RUN_TIME = -1  # a stride that the kernel takes as an argument
 
 
@@ -128,8 +128,10 @@ def _meeting(p: Problem, tiled: list[Part]) -> tuple[int, list[Part], list[str],
             if min(p.source_fit, p.align[1]) % meet or (p.layout.bits and meet != 4):
                 continue
             parts, met = _cut(tiled, meet, lambda d: d.out)
-            parts, within = _cut(parts, meet, lambda d: d.mult if d.dim == C else 0)
-            if met and within and not set(met) & set(within):
+            inside = set(met)
+            step = lambda d: d.mult if d.dim == C and d.name not in inside else 0  # noqa: B023
+            parts, within = _cut(parts, meet, step)
+            if met and within:
                 return meet, sorted(parts, key=lambda d: d.out), within, met
     return 1, tiled, [], []
 
