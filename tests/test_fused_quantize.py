@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from harness.codegen import compile_many
+from kernels.fused.quantize import ACROSS, BLOCKS, TILES
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGETS = ("sm90", "sm100", "sm120", "gfx942", "gfx950", "gfx1250")
@@ -24,7 +26,7 @@ def launch(
     dtype: str = "bf16",
     block: int = 32,
     flat: bool = True,
-    pairs: bool = False,
+    pairs: int = 0,
     turned: bool = False,
 ) -> dict[str, Any]:
     """One specialisation of quantize_kernel as the host launches it; 16: any multiple of 16."""
@@ -34,7 +36,9 @@ def launch(
     integers |= {"q_k": 1, ("x_row" if turned else "x_k"): 1, "s_k": 1}
     if flat:
         integers |= {"rows": 1, "middle": 1, "row_tiles": 1}
-    tile = 2048 if dtype == "fp32" else 4096
+    tiles = TILES["nvidia"] if pairs else TILES["other"]
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    tile, warps = tiles[block, kinds[dtype]] if flat else (4096, 4)
     source = {"bf16": "*bf16", "fp16": "*fp16", "fp32": "*fp32"}[dtype]
     return {
         "module": "kernels.fused.quantize_kernels",
@@ -51,8 +55,21 @@ def launch(
             "BIAS": 0x200000, "SATURATE": block == 16, "DROP_NAN": False, "WORDS": True,
             "PAIRS": pairs,
         },
-        "num_warps": 4,
+        "num_warps": warps,
         "num_stages": 3,
+    }  # fmt: skip
+
+
+def direct(module: str, constants: dict[str, Any], warps: int, ones: str = "") -> dict[str, Any]:
+    """A kernel of pairs of its own module, which has no specialisation but its constants."""
+    kernel = getattr(import_module(f"kernels.fused.{module}"), f"{module}_kernel")
+    kinds = {"x_ptr": "*i32", "q_ptr": "*i32", "s_ptr": "*u8", "g_ptr": "*fp32"}
+    pointers = {name: kind for name, kind in kinds.items() if name in kernel.arg_names}
+    integers = {n: 16 for n in kernel.arg_names if n not in pointers and n not in constants}
+    return {
+        "module": kernel.fn.__module__, "kernel": f"{module}_kernel", "pointers": pointers,
+        "integers": integers | dict.fromkeys(ones.split(), 1), "constants": constants,
+        "num_warps": warps, "num_stages": 3,
     }  # fmt: skip
 
 
@@ -63,7 +80,23 @@ LAUNCHES = {
     "mxfp4_across_rows": launch(flat=False, turned=True),
     "nvfp4_bf16": launch(block=16),
 }
-PAIRED = {"mxfp4_pairs": launch(pairs=True)}
+FAST_FP32 = launch(dtype="fp32") | {"num_warps": TILES["nvidia"][32, torch.float32][1]}
+FAST_FP32["constants"]["BLOCK_K"] = TILES["nvidia"][32, torch.float32][0]
+PAIRED = {
+    "mxfp4_pairs": launch(pairs=1),
+    "mxfp4_pairs_fp16": launch(pairs=2, dtype="fp16"),
+    "nvfp4_pairs": launch(pairs=1, block=16),
+    "mxfp4_fp32_fast": FAST_FP32,
+}
+WIDTH, WIDTH_WARPS = ACROSS
+OPTIONS = {"W": WIDTH, "BIAS": 0x200000, "SATURATE": False}
+for half in (False, True):
+    PAIRED[f"mxfp4_across_pairs_{half}"] = direct(
+        "quantize_across", OPTIONS | {"HALF": half}, WIDTH_WARPS, "s_row"
+    )
+    PAIRED[f"nvfp4_blocks_{half}"] = direct(
+        "quantize_blocks", {"B": BLOCKS[0], "TIMES": BLOCKS[1], "HALF": half}, BLOCKS[2], "g_row"
+    )
 
 
 @pytest.mark.timeout(600)
@@ -87,4 +120,5 @@ def test_code_has_no_spill_and_wide_loads(target: str) -> None:
     records = compile_many([(launch, target) for launch in launches.values()])
     for name, record in zip(launches, records, strict=True):
         assert record["spills"] == 0 and record["stack_bytes"] == 0, (name, record)
-        assert max(map(int, record["global_loads"])) == 16, (name, record)
+        wide = 8 if "across_pairs" in name else 16  # 256 contiguous bytes a warp
+        assert max(map(int, record["global_loads"])) == wide, (name, record)

@@ -178,13 +178,39 @@ def test_bad_calls_say_what_to_do_and_change_nothing(kwargs: dict[str, object], 
         downcast_to_mxfp(x.double(), -1)
 
 
-def test_paired_bf16_arithmetic_equals_the_table_for_every_value() -> None:
+@pytest.mark.parametrize(("dtype", "magic"), [(torch.bfloat16, 128), (torch.float16, 1024)])
+@pytest.mark.parametrize("power", [-14, 0, 13])
+def test_paired_arithmetic_equals_the_table_for_every_value(
+    dtype: torch.dtype, magic: int, power: int
+) -> None:
     """What kernels/fused/quantize_pairs.py computes, torch rounding each fused step."""
-    y = torch.arange(0x40E0, dtype=torch.int16).view(torch.bfloat16)  # every bf16 in [0, 7)
-    wide = y.double()
-    lines = (wide * 2 + 128, wide + 130, wide * 0.5 + 132)
-    code = torch.stack([line.float().to(torch.bfloat16) for line in lines]).amin(0)
-    assert torch.equal((code.view(torch.int16) & 7).to(torch.uint8), formats.encode_e2m1(y))
+    seven = torch.tensor(7.0).to(dtype).view(torch.int16).item()
+    y = torch.arange(int(seven), dtype=torch.int16).view(dtype)  # every value in [0, 7)
+    x = (y.double() * 2.0**-power).to(dtype)
+    x = x[x.isfinite()]
+    slope = torch.tensor(2.0**power).to(dtype)
+    wide = x.double() * slope.double()
+    lines = (wide * 2 + magic, wide + (magic + 2), wide * 0.5 + (magic + 4))
+    code = torch.stack([line.to(dtype) for line in lines]).amin(0)
+    low_bytes = (code.view(torch.int16) & 0xFF).to(torch.uint8)
+    assert len(x) > 5000 and torch.equal(low_bytes, formats.encode_e2m1(wide.float()))
+
+
+def test_inverse_in_two_gives_the_rounded_quotient() -> None:
+    """fma(u, h, u * l) is fp32 u / s for every e4m3 significand, h up to six ulps low."""
+    generator = torch.Generator().manual_seed(0)
+    u = torch.rand(20000, generator=generator) * 8
+    for mantissa in [*range(8, 16), 6 * 8]:
+        scale = torch.tensor(mantissa / 8)
+        at = torch.tensor([tie for tie, _ in formats.E2M1_TIES]) * scale
+        near = (at.view(torch.int32)[:, None] + torch.arange(-4, 5, dtype=torch.int32)).flatten()
+        values = torch.cat([u, near.view(torch.float32)])
+        for low in range(2, 7):
+            h = (scale.reciprocal().view(torch.int32) - low).view(torch.float32)
+            rest = (1 - scale.double() * h.double()).float() * h
+            assert rest > 0
+            fused = values.double() * h.double() + (values * rest).double()
+            assert torch.equal(fused.float(), values / scale)
 
 
 def test_nvfp4_division_rounds_the_exact_quotient() -> None:

@@ -15,6 +15,8 @@ from kernels.errors import LayoutError
 from kernels.formats import MXFP4, NVFP4, per_matrix
 from kernels.fused.dequantize import dequantize_mxfp4, dequantize_nvfp4, pack_e2m1, unpack_e2m1
 from kernels.fused.launch import launchable
+from kernels.fused.quantize_across import quantize_across_kernel
+from kernels.fused.quantize_blocks import quantize_blocks_kernel
 from kernels.fused.quantize_kernels import (
     largest_finite_kernel,
     merge_kernel,
@@ -118,23 +120,48 @@ def largest_finite(x: torch.Tensor) -> torch.Tensor:
                 *matrices.stride(),
                 matrices.shape[2],
                 BLOCK=BLOCK,
+                DENSE=matrices[0].is_contiguous(),
                 num_warps=4,
             )
     return bits.view(torch.float32).view(x.shape[:-2])
 
 
-def tile_for(rows: Rows) -> tuple[int, int, int]:
-    """(BLOCK_R, BLOCK_K, num_warps), measured on an H200; see docs/findings.md."""
+def tile_for(rows: Rows, block: int) -> tuple[int, int, int]:
+    """(BLOCK_R, BLOCK_K, num_warps) of quantize_kernel."""
     *_, row, k = rows.strides[0]
     if row == 1 and k != 1 and rows.sizes[2] > 1:  # contiguous across rows: turned on chip
         return 64, 128, 4
-    tile = TILE // 2 if rows.tensors[0].dtype == torch.float32 else TILE
+    source = rows.tensors[0]
+    nvidia = source.device.type == "cuda" and torch.version.hip is None
+    tile, warps = TILES["nvidia" if nvidia else "other"][block, source.dtype]
     block_k = min(tile, max(32, 1 << (rows.length - 1).bit_length()))
     block_r = min(tile // block_k, 1 << (rows.sizes[2] - 1).bit_length())
-    return block_r, block_k, 4
+    return block_r, block_k, warps
 
 
-TILE = 4096  # elements a program; half for fp32, which spilled registers on sm_120
+# (block, source) -> elements a program, warps. Measured on an H200, see docs/findings.md; "other"
+# is not measured, and half for fp32, which spilled registers on sm_120.
+TILES = {
+    "nvidia": {
+        (32, torch.bfloat16): (2048, 2),
+        (32, torch.float16): (2048, 1),
+        (32, torch.float32): (1024, 1),
+        (16, torch.bfloat16): (4096, 2),
+        (16, torch.float16): (4096, 2),
+        (16, torch.float32): (2048, 4),
+    },
+    "other": {
+        (32, torch.bfloat16): (4096, 4),
+        (32, torch.float16): (4096, 4),
+        (32, torch.float32): (2048, 4),
+        (16, torch.bfloat16): (4096, 4),
+        (16, torch.float16): (4096, 4),
+        (16, torch.float32): (2048, 4),
+    },
+}
+ROW = 2  # place of the row axis in a Rows' strides (out, mid, row, k)
+ACROSS = 256, 4  # quantize_across_kernel: words of two rows a program, and its warps
+BLOCKS = 64, 4, 1  # quantize_blocks_kernel: blocks of 16 a step, steps a program, and its warps
 
 
 def _launch(
@@ -149,18 +176,24 @@ def _launch(
         inverse_global = first.expand(*task.source.shape[:-1], 1)
     tensors = (task.source, task.packed, task.scale, inverse_global)
     for rows in rows_of(tensors, (1, 2, block, 0), block):
-        _launch_rows(rows, block, SCALE_ROUNDING[scale_rounding], saturate, keep)
+        bias = SCALE_ROUNDING[scale_rounding]
+        if block == NVFP4.block:
+            done = _launch_blocks(rows)
+        else:
+            done = not keep and _launch_across(rows, bias, saturate)
+        if not done:
+            _launch_rows(rows, block, bias, saturate, keep)
 
 
 def _launch_rows(rows: Rows, block: int, bias: int, saturate: bool, keep: bool) -> None:
     x, packed, scale, inverse_global = rows.tensors
     x_strides, q_strides, s_strides, g_strides = rows.strides
     outer, middle, inner = rows.sizes
-    block_r, block_k, warps = tile_for(rows)
+    block_r, block_k, warps = tile_for(rows, block)
     words = rows.length % 8 == 0 and _widens(packed, q_strides, 4)
     if words:
         packed, q_strides = _widen(packed, q_strides, 4)
-    pairs = words and block == 32 and not keep and _has_paired_bf16(x) and _widens(x, x_strides, 2)
+    pairs = _pairs(x) if words and not keep and _widens(x, x_strides, 2) else 0
     if pairs:
         x, x_strides = _widen(x, x_strides, 2)
     k_tiles, row_tiles = -(-rows.length // block_k), -(-inner // block_r)
@@ -178,24 +211,80 @@ def _launch_rows(rows: Rows, block: int, bias: int, saturate: bool, keep: bool) 
         )  # fmt: skip
 
 
-def _has_paired_bf16(x: torch.Tensor) -> bool:
-    """Whether the target has fused bf16 pairs (PTX for sm_90 and later) and x is bf16."""
-    if x.dtype != torch.bfloat16 or x.device.type != "cuda" or torch.version.hip is not None:
+def _pairs(x: torch.Tensor) -> int:
+    """1 for bf16, 2 for fp16 on a target with pairs of both (PTX for sm_90 and later), else 0."""
+    kind = {torch.bfloat16: 1, torch.float16: 2}.get(x.dtype, 0)
+    if not kind or x.device.type != "cuda" or torch.version.hip is not None:
+        return 0
+    paired = torch.cuda.get_device_capability(x.device)[0] >= 9
+    return kind if paired and not triton.knobs.runtime.interpret else 0
+
+
+def _launch_across(rows: Rows, bias: int, saturate: bool) -> bool:
+    """MXFP4 where rows, not the quantized axis, are contiguous; False if it does not apply."""
+    x, packed, scale, _ = rows.tensors
+    x_strides, q_strides, s_strides, _ = rows.strides
+    outer, middle, inner = rows.sizes
+    kind = _pairs(x)
+    fits = rows.length % MXFP4.block == 0 and inner % 2 == 0 and x_strides[3] != 1
+    if not (kind and fits and _widens(x, x_strides, 2, ROW) and _widens(packed, q_strides, 4)):
         return False
-    return torch.cuda.get_device_capability(x.device)[0] >= 9 and not triton.knobs.runtime.interpret
+    words, blocks = inner // 2, rows.length // MXFP4.block
+    tiles = -(-words // ACROSS[0])
+    grid = outer * middle * tiles * blocks
+    if grid >= 1 << 31:
+        return False
+    x, x_strides = _widen(x, x_strides, 2, ROW)
+    packed, q_strides = _widen(packed, q_strides, 4)
+    with launchable(x):
+        quantize_across_kernel[(grid,)](
+            x, packed, scale, words, middle, blocks, tiles,
+            x_strides[3], x_strides[1], x_strides[0],
+            q_strides[2], q_strides[1], q_strides[0], *reversed(s_strides),
+            W=ACROSS[0], BIAS=bias, SATURATE=saturate, HALF=kind == 2, num_warps=ACROSS[1],
+        )  # fmt: skip
+    return True
 
 
-def _widens(first: torch.Tensor, strides: tuple[int, int, int, int], times: int) -> bool:
-    """Whether every run of `times` elements along k is one aligned 4-byte word."""
-    out, mid, row, k = strides
+def _launch_blocks(rows: Rows) -> bool:
+    """NVFP4 of 16-bit elements in long contiguous rows; False if it does not apply."""
+    x, packed, scale, inverse_global = rows.tensors
+    x_strides, q_strides, s_strides, g_strides = rows.strides
+    outer, middle, inner = rows.sizes
+    kind, each = _pairs(x), BLOCKS[0] * BLOCKS[1]
+    fits = rows.length % NVFP4.block == 0 and rows.length >= each * NVFP4.block
+    if not (kind and fits and _widens(x, x_strides, 2) and _widens(packed, q_strides, 4)):
+        return False
+    blocks = rows.length // NVFP4.block
+    tiles = -(-blocks // each)
+    grid = outer * middle * inner * tiles
+    if s_strides[3] != 1 or grid >= 1 << 31:
+        return False
+    x, x_strides = _widen(x, x_strides, 2)
+    packed, q_strides = _widen(packed, q_strides, 4)
+    with launchable(x):
+        quantize_blocks_kernel[(grid,)](
+            x, packed, scale, inverse_global, blocks, inner, middle, tiles,
+            *reversed(x_strides[:3]), *reversed(q_strides[:3]), *reversed(s_strides[:3]),
+            *reversed(g_strides[:3]),
+            B=BLOCKS[0], TIMES=BLOCKS[1], HALF=kind == 2, num_warps=BLOCKS[2],
+        )  # fmt: skip
+    return True
+
+
+def _widens(
+    first: torch.Tensor, strides: tuple[int, int, int, int], times: int, along: int = 3
+) -> bool:
+    """Whether every run of `times` elements along one axis is one aligned 4-byte word."""
     aligned = first.data_ptr() % 4 == 0 and first.storage_offset() % times == 0
-    return aligned and k == 1 and out % times == 0 and mid % times == 0 and row % times == 0
+    others = (stride for axis, stride in enumerate(strides) if axis != along)
+    return aligned and strides[along] == 1 and all(stride % times == 0 for stride in others)
 
 
 def _widen(
-    first: torch.Tensor, strides: tuple[int, int, int, int], times: int
+    first: torch.Tensor, strides: tuple[int, int, int, int], times: int, along: int = 3
 ) -> tuple[torch.Tensor, tuple[int, int, int, int]]:
     """The same start and strides in 4-byte words."""
-    out, mid, row, _ = strides
     words = first.as_strided((times,), (1,)).view(torch.int32)
-    return words, (out // times, mid // times, row // times, 1)
+    out, mid, row, k = (1 if axis == along else s // times for axis, s in enumerate(strides))
+    return words, (out, mid, row, k)

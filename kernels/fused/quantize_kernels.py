@@ -16,14 +16,23 @@ integer pipe, which has half as many lanes on sm_90 (64 against 128 a cycle).
 import triton
 import triton.language as tl
 
-from kernels.fused.quantize_pairs import four_words, largest_of_pairs, word_of_pairs
+from kernels.fused.quantize_pairs import (
+    e4m3_of,
+    four_words,
+    fp32_bits,
+    inverse_in_two,
+    largest_of_pairs,
+    nvfp4_word_of_pairs,
+    sixth,
+    word_of_pairs,
+)
 
 # Fp32 numbers from 2**23 on are integers. 4 more, so that taking or adding 4 for the sign leaves
 # 2**23 + sign * 8 + code. The bits of 2**23 in a word of eight codes add up to 0xFB000000: those of
 # the first two nibbles only, as the others' are shifted out.
 _MAGIC: tl.constexpr = tl.constexpr(8388612.0)
 _MAGIC_IN_WORD: tl.constexpr = tl.constexpr(0xFB000000)
-_INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
+INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
 
 
 @triton.jit
@@ -124,7 +133,7 @@ def _word(
 
 
 @triton.jit
-def _e8m0(largest, BIAS: tl.constexpr, DROP_NAN: tl.constexpr):
+def e8m0(largest, BIAS: tl.constexpr, DROP_NAN: tl.constexpr):
     """Bits of a block's largest magnitude -> (e8m0 byte, fp32 inverse scale); see the reference.
 
     The inverse of byte 0 is 0 (upstream's), of 254 the subnormal 2**-127, of 255 of no account.
@@ -133,9 +142,9 @@ def _e8m0(largest, BIAS: tl.constexpr, DROP_NAN: tl.constexpr):
     if BIAS == 0x200000:  # mode `even`, where upstream clamps an overflow to 254
         byte = tl.where(byte == 253, 254, byte)
     if DROP_NAN:
-        byte = tl.where((largest < 0) | (largest == _INFINITY), 254, byte)
+        byte = tl.where((largest < 0) | (largest == INFINITY), 254, byte)
     else:
-        byte = tl.where(largest >= _INFINITY, 255, byte)
+        byte = tl.where(largest >= INFINITY, 255, byte)
     inverse = tl.maximum((254 - byte) << 23, 0x00400000)
     return byte, tl.where(byte == 0, 0, inverse).to(tl.float32, bitcast=True)
 
@@ -163,7 +172,16 @@ def _e4m3(largest, factor):
     byte = e4m3_encode(tl.minimum(wanted, 448.0))
     scale = e4m3_decode(byte)
     inverse = tl.where(byte == 0, 0.0, tl.div_rn(1.0, tl.where(byte == 0, 1.0, scale)))
-    return tl.where(largest >= _INFINITY, 0x7F, byte), scale, inverse
+    return tl.where(largest >= INFINITY, 0x7F, byte), scale, inverse
+
+
+@triton.jit
+def e4m3_fast(largest, factor):
+    """_e4m3 with inverses in two parts, for the pairs: (byte, and 1 / scale in two)."""
+    wanted = sixth(largest.to(tl.float32, bitcast=True) * factor)
+    byte, scale = e4m3_of(tl.minimum(wanted, 448.0))
+    high, low = inverse_in_two(scale)
+    return tl.where(largest >= INFINITY, 0x7F, byte), high, low
 
 
 @triton.jit
@@ -190,7 +208,7 @@ def quantize_kernel(
 
     g is NVFP4's inverse global scale. WORDS: codes go out as words (q_ptr and its strides count
     4-byte words; length a multiple of 8), else as bytes. PAIRS: x_ptr and its strides count pairs
-    of bf16, which follow each other along k.
+    of bf16 (1) or fp16 (2), which follow each other along k.
     """
     BLOCKS: tl.constexpr = BLOCK_K // BLOCK
     TIMES: tl.constexpr = BLOCK // 8
@@ -203,6 +221,7 @@ def quantize_kernel(
     inside = r < rows
     left = tl.minimum(length - k_tile * BLOCK_K, BLOCK_K).to(tl.int32)
     PER_LOAD: tl.constexpr = 2 if PAIRS else 1
+    HALF: tl.constexpr = PAIRS == 2
     x_ptr += out * x_out + mid * x_mid + k_tile * (BLOCK_K // PER_LOAD) * x_k
     s_ptr += out * s_out + mid * s_mid + k_tile * BLOCKS * s_k
     q_ptr += out * q_out + mid * q_mid
@@ -214,28 +233,39 @@ def quantize_kernel(
     )
     if PAIRS:
         w0, w1, w2, w3 = four_words(x, BLOCK_R, BLOCK_K)
-        largest = largest_of_pairs(w0, w1, w2, w3)
+        largest = largest_of_pairs(
+            w0 & 0x7FFF7FFF, w1 & 0x7FFF7FFF, w2 & 0x7FFF7FFF, w3 & 0x7FFF7FFF, HALF
+        )
+        largest = tl.max(tl.reshape(largest, [BLOCK_R, BLOCKS, TIMES]), axis=2)
+        largest = fp32_bits(largest, HALF)
     else:
         x0, x1, x2, x3, x4, x5, x6, x7 = _eight(x, BLOCK_R, BLOCK_K)
         largest = _largest(x0, x1, x2, x3, x4, x5, x6, x7, DROP_NAN)
-    largest = tl.max(tl.reshape(largest, [BLOCK_R, BLOCKS, TIMES]), axis=2)
+        largest = tl.max(tl.reshape(largest, [BLOCK_R, BLOCKS, TIMES]), axis=2)
     if BLOCK == 32:
-        byte, scale = _e8m0(largest, BIAS, DROP_NAN)
+        byte, scale = e8m0(largest, BIAS, DROP_NAN)
         inverse = _spread(scale, BLOCK_R, BLOCKS, TIMES)
         if PAIRS:
-            word = word_of_pairs(w0, w1, w2, w3, inverse, SATURATE)
+            spread = _spread(byte, BLOCK_R, BLOCKS, TIMES)
+            word = word_of_pairs(w0, w1, w2, w3, spread, inverse, HALF, SATURATE)
         else:
             word = _word(
                 x0, x1, x2, x3, x4, x5, x6, x7, inverse, inverse, inverse, False, SATURATE
             )  # fmt: skip
     else:
         factor = tl.load(g_ptr + out * g_out + mid * g_mid + r * g_row, mask=inside, other=0.0)
-        byte, scale, inverse = _e4m3(largest, factor)
-        scale = _spread(scale, BLOCK_R, BLOCKS, TIMES)
-        inverse = _spread(inverse, BLOCK_R, BLOCKS, TIMES)
-        word = _word(x0, x1, x2, x3, x4, x5, x6, x7, factor, scale, inverse, True, SATURATE)
+        if PAIRS:
+            byte, high, low = e4m3_fast(largest, factor)
+            high = _spread(high, BLOCK_R, BLOCKS, TIMES)
+            low = _spread(low, BLOCK_R, BLOCKS, TIMES)
+            word = nvfp4_word_of_pairs(w0, w1, w2, w3, factor, high, low, HALF)
+        else:
+            byte, scale, inverse = _e4m3(largest, factor)
+            scale = _spread(scale, BLOCK_R, BLOCKS, TIMES)
+            inverse = _spread(inverse, BLOCK_R, BLOCKS, TIMES)
+            word = _word(x0, x1, x2, x3, x4, x5, x6, x7, factor, scale, inverse, True, SATURATE)
     if not DROP_NAN:
-        word = tl.where(_spread(largest, BLOCK_R, BLOCKS, TIMES) >= _INFINITY, 0, word)
+        word = tl.where(_spread(largest, BLOCK_R, BLOCKS, TIMES) >= INFINITY, 0, word)
 
     b = tl.arange(0, BLOCKS)[None, :]
     tl.store(
@@ -261,15 +291,19 @@ def quantize_kernel(
 
 @triton.jit
 def largest_finite_kernel(
-    x_ptr, out_ptr, numel, x_matrix, x_row, x_k, columns, BLOCK: tl.constexpr
+    x_ptr, out_ptr, numel, x_matrix, x_row, x_k, columns, BLOCK: tl.constexpr, DENSE: tl.constexpr
 ):  # fmt: skip
-    """The largest finite |x| of the matrix of program axis 1, as fp32 bits, by atomic maximum."""
+    """The largest finite |x| of the matrix of program axis 1, as fp32 bits, by atomic maximum.
+
+    DENSE: a matrix's elements follow each other, so that no element's row need be divided out.
+    """
     matrix = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-    at = matrix * x_matrix + (i // columns) * x_row + (i % columns) * x_k
+    at = i if DENSE else (i // columns) * x_row + (i % columns) * x_k
+    at += matrix * x_matrix
     x = tl.load(x_ptr + at, mask=i < numel, other=0.0)
     bits = tl.abs(_fp32(x)).to(tl.int32, bitcast=True)
-    largest = tl.max(tl.where(bits >= _INFINITY, 0, bits), axis=0)
+    largest = tl.max(tl.where(bits >= INFINITY, 0, bits), axis=0)
     tl.atomic_max(out_ptr + matrix, largest)
 
 
