@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
@@ -25,10 +25,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness import env_worker, grid, pool, rows, runs, table, timing
+from harness import env_worker, grid, launch, pool, rows, runs, table, timing
 from harness.journal import Journal
 
 BASE_BYTES = 640 << 20  # a worker with torch and triton loaded, and what it keeps between cells
+PLAIN_BYTES = 600 << 20  # quantizing samples and a small layer the plain way, in float64
 USAGE = "usage: python -m harness sweep [AXIS=VALUE,VALUE ...]   (axes: python -m harness list)"
 
 
@@ -38,6 +39,7 @@ def main(argv: list[str]) -> int:
         print(USAGE)
         return 0
     start = time.perf_counter()
+    launcher, of_hydra = launch.chosen(argv)
     planned = grid.plan(argv)
     if planned.run["resume"] is not None:
         folder, planned = runs.take_up(argv, planned)
@@ -45,13 +47,21 @@ def main(argv: list[str]) -> int:
         folder = runs.make_folder(planned, argv)
     journal = Journal(folder)
     done = runs.finished(folder, planned)
+    for row in runs.one_a_cell(launch.left_behind(folder), planned, done):
+        journal.append(row)
+        done.append(row)
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 120  # a log or a pipe has no width of its own
     say = Console(stderr=True, highlight=False)
     kept = f", {len(done)} of them done before" if done else ""
     say.print(f"{len(planned.cells)} cells planned in {time.perf_counter() - start:.1f} s{kept}")
-    stopped = _run_all(journal, planned, done, say)
+    coming = lambda todo, stop: (
+        run(todo, planned.run, stop)
+        if launcher == "basic"
+        else launch.run(todo, planned.run, folder, launcher, of_hydra, stop)
+    )
+    stopped = _run_all(journal, planned, done, say, coming)
     order = {cell["key"]: n for n, cell in enumerate(planned.cells)}
     done.sort(key=lambda row: order[runs.key_of(row["cell"])])
     table.show(done, console)
@@ -68,7 +78,10 @@ def main(argv: list[str]) -> int:
     return rows.exit_code(done, len(planned.cells))
 
 
-def _run_all(journal: Journal, planned: grid.Grid, done: list[rows.Row], say: Console) -> bool:
+def _run_all(
+    journal: Journal, planned: grid.Grid, done: list[rows.Row], say: Console,
+    run: Callable[[list[dict[str, Any]], pool.Stop], Generator[rows.Row, None, None]],
+) -> bool:  # fmt: skip
     """Runs what is not in `done`, keeping each row as it comes; True when it was interrupted."""
     finished = {runs.key_of(row["cell"]) for row in done}
     todo = [cell for cell in planned.cells if cell["key"] not in finished]
@@ -78,7 +91,7 @@ def _run_all(journal: Journal, planned: grid.Grid, done: list[rows.Row], say: Co
     try:
         with (
             _progress(say) as bar, _interruptible(stop, say),
-            closing(run(todo, planned.run, stop)) as coming,
+            closing(run(todo, stop)) as coming,
         ):  # fmt: skip
             task = bar.add_task("cells", total=len(planned.cells), completed=len(done), state="")
             for row in coming:
@@ -146,7 +159,7 @@ def estimate_bytes(cell: dict[str, Any]) -> int:
     gated = activations.find(model["activation"]).gated
     whole = lambda f: layer_bytes(cell["experts"], model["H"], model["I"], gated, f)
     prepared = whole("nvfp4" if BLOCK[form] == 16 else "mxfp4") / cell["tp_size"]
-    share = whole(form) / cell["tp_size"]
+    share = whole(form) / cell["tp_size"] + (PLAIN_BYTES if form == "bf16" else 0)
     timed = _timing_bytes() if cell["hw"]["platform"] == "cpu" and cell.get("timing") else 0
     return int(BASE_BYTES + whole(form) + share + 4 * prepared) + timed
 
@@ -201,13 +214,17 @@ def _gpus() -> tuple[pool.Gpu, ...]:
     """The GPUs that this process may see, each with its model."""
     if not torch.cuda.is_available():
         return ()
-    count = torch.cuda.device_count()
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    ids = [str(n) for n in range(count)] if given is None else given.split(",")[:count]
     return tuple(
         pool.Gpu(id, torch.cuda.get_device_name(n).lower().replace(" ", "_"))
-        for n, id in enumerate(ids)
+        for n, id in enumerate(gpu_ids())
     )
+
+
+def gpu_ids() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names them; asks the driver without opening a device."""
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(n) for n in range(count)] if given is None else given.split(",")[:count]
 
 
 def _on(cell: dict[str, Any], gpus: Sequence[pool.Gpu]) -> str:
@@ -221,7 +238,8 @@ def _on(cell: dict[str, Any], gpus: Sequence[pool.Gpu]) -> str:
 
 def _budget(settings: dict[str, Any]) -> float:
     given = settings["memory_gib"]
-    return given * 2**30 if given else 0.8 * psutil.virtual_memory().available
+    whole = given * 2**30 if given else 0.8 * psutil.virtual_memory().available
+    return float(whole * settings.get("share", 1.0))
 
 
 def _too_large(cell: dict[str, Any], need: int, budget: float, ctx: dict[str, Any]) -> rows.Row:
