@@ -103,6 +103,7 @@ class Config(TypedDict, total=False):
     limit_s: float | None
     resume: str | None
     resume_force: bool
+    batches: int | None
 
 
 def _check(value: Any, kind: Any, where: str) -> None:

@@ -181,13 +181,16 @@ class Worker:
         return words
 
     def _tail(self) -> list[str]:
-        """The last lines that the process wrote to stderr during this call."""
+        """The last lines that the process wrote to stderr during this call, from a fault on."""
         if self._stderr is None:
             return []
         end = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, end - 4000, min(self._said, end)))
+        self._stderr.seek(max(0, end - 16_000, min(self._said, end)))
         text = self._stderr.read().decode(errors="replace").replace("\0", "")
-        return [line.rstrip()[:300] for line in text.splitlines() if line.strip()][-12:]
+        lines = [line.rstrip()[:300] for line in text.splitlines() if line.strip()]
+        lines = [line for line in lines if not line.startswith("Extension modules:")]
+        fatal = [n for n, line in enumerate(lines) if line.startswith("Fatal Python error")]
+        return lines[fatal[-1] :][:12] if fatal else lines[-12:]
 
     def _death(self) -> WorkerDied:
         assert self.process is not None
@@ -228,11 +231,11 @@ class _Kept(threading.local):
         self.workers: dict[tuple[str, str, str], Worker] = {}
         self.environ: dict[str, str] = {}
         with _lock:
-            _all.append(self)
+            _all.append(self.workers)
 
 
 _lock = threading.Lock()
-_all: list[_Kept] = []
+_all: list[dict[tuple[str, str, str], Worker]] = []
 _kept = _Kept()
 KEPT = 6  # workers a thread holds at once: about 350 MB each; the longest unused one ends
 LOOK_S = 0.1  # how often a worker's memory and the size of its stderr are looked at
@@ -259,8 +262,9 @@ def _how(code: int | None) -> str:
 
 def _words(tail: Sequence[str]) -> str:
     """What of a tail goes into a reason, behind a colon: the fault, else the last line."""
-    fatal = [line for line in tail if line.startswith("Fatal Python error")]
-    return f": {(fatal or tail)[-1].strip()}" if tail else ""
+    if not tail:
+        return ""
+    return f": {tail[0 if tail[0].startswith('Fatal') else -1].strip()}"
 
 
 def set_environ(environ: Mapping[str, str]) -> None:
@@ -313,7 +317,7 @@ def execute(
             row["trace"] = list(tail)
     except EnvError as error:
         rows.finish(row, "skipped", str(error), "NOT_INSTALLED")
-    except (OSError, ValueError) as error:  # no worker could be started, or what it sent is no row
+    except Exception as error:  # no worker could be started, or what it sent is no row
         rows.finish(row, "crashed", f"{type(error).__name__}: {error}")
     row["spent_ms"]["total"] = round((time.perf_counter() - start) * 1e3, 1)
     return row
@@ -322,15 +326,15 @@ def execute(
 def close_all() -> None:
     """Ends the workers of every thread of this process, none of which may be in a call."""
     with _lock:
-        for kept in _all:
-            while kept.workers:
-                kept.workers.popitem()[1].close()
+        for workers in _all:
+            while workers:
+                workers.popitem()[1].close()
 
 
 def kill_all() -> None:
     """Ends them at once, whatever they do; calls under way raise WorkerDied."""
-    for kept in list(_all):
-        for worker in list(kept.workers.values()):
+    for workers in list(_all):
+        for worker in list(workers.values()):
             worker.abort()
 
 

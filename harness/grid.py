@@ -29,6 +29,7 @@ DEFAULT_TP = (1, 2, 4, 8)
 EXTRA = {"ep_rank": 0, "generation": "3.5", "num_warps": 8}
 RUN_KEYS = (  # of the run, not of a cell
     "run_id", "out", "workers", "memory_gib", "report", "limit_s", "resume", "resume_force",
+    "batches",
 )  # fmt: skip
 
 Variant = dict[str, Any]  # a top-level key's value: a group's config, or a number
@@ -45,7 +46,8 @@ class Grid:
 
 def plan(overrides: Sequence[str]) -> Grid:
     """The whole grid; UsageError, before anything runs, for what cannot be composed."""
-    parsed = config.parse([text for text in overrides if not text.startswith("hydra/")])
+    overrides = [text for text in overrides if not text.lstrip("+~").startswith("hydra")]
+    parsed = config.parse(overrides)
     for one in parsed:
         config.resolve([one.input_line.split("=")[0] + "=null"] if one.is_sweep_override() else [])
     fixed = config.resolve([p.input_line for p in parsed if not p.is_sweep_override()])

@@ -66,7 +66,7 @@ def run(
 ) -> Iterator[rows.Row]:
     """A row for every cell that was started, as it ends. Each cell carries its `estimate`, and
     `on`: cpu, gpu or a GPU's model."""
-    stop = stop or Stop()
+    stop = Stop() if stop is None else stop  # not `or`: a Stop is false until it is set
     queues: dict[str, deque[dict[str, Any]]] = {}
     for cell in cells:
         queues.setdefault(cell.get("on", "cpu"), deque()).append(cell)

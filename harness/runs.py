@@ -60,11 +60,7 @@ def take_up(argv: Sequence[str], planned: grid.Grid) -> tuple[Path, grid.Grid]:
     """
     folder = rows.run_dir(str(planned.run["resume"]), Path(planned.run["out"]))
     manifest = rows.manifest(folder)
-    asked = [text for text in argv if text.split("=")[0].lstrip("+~") not in grid.RUN_KEYS]
-    began = [
-        text for text in manifest["overrides"]
-        if text.split("=")[0].lstrip("+~") not in grid.RUN_KEYS
-    ]  # fmt: skip
+    asked, began = _of_cells(argv), _of_cells(manifest["overrides"])
     again = planned if asked else grid.plan(began)
     frozen = json.loads(json.dumps(grid.freeze(again.cells)))
     changed = {
@@ -81,11 +77,23 @@ def take_up(argv: Sequence[str], planned: grid.Grid) -> tuple[Path, grid.Grid]:
     return folder, grid.Grid(grid.thaw(manifest), planned.run, began)
 
 
+def _of_cells(overrides: Sequence[str]) -> list[str]:
+    """The overrides that say what the cells are, not how or where they run."""
+    keys = [(text.split("=")[0].lstrip("+~"), text) for text in overrides]
+    return [t for key, t in keys if key not in grid.RUN_KEYS and not key.startswith("hydra")]
+
+
 def finished(folder: Path, planned: grid.Grid) -> list[rows.Row]:
     """The rows that a run has, one a cell."""
-    known = {cell["key"] for cell in planned.cells}
-    done = {key: row for row in rows.read(folder) if (key := key_of(row["cell"])) in known}
-    return list(done.values())
+    return one_a_cell(rows.read(folder), planned)
+
+
+def one_a_cell(
+    found: Sequence[rows.Row], planned: grid.Grid, done: Sequence[rows.Row] = ()
+) -> list[rows.Row]:
+    """The last row of each cell of the grid that is not in `done`."""
+    known = {cell["key"] for cell in planned.cells} - {key_of(row["cell"]) for row in done}
+    return list({key: row for row in found if (key := key_of(row["cell"])) in known}.values())
 
 
 def key_of(cell: dict[str, Any]) -> str:
