@@ -172,8 +172,7 @@ def _launch(
     if task.source.numel() == 0:
         return
     if inverse_global is None:  # MXFP4 has none: a valid pointer that is never read
-        first = task.scale[(0,) * task.scale.ndim]
-        inverse_global = first.expand(*task.source.shape[:-1], 1)
+        inverse_global = task.scale.as_strided((*task.source.shape[:-1], 1), (0,) * task.scale.ndim)
     tensors = (task.source, task.packed, task.scale, inverse_global)
     for rows in rows_of(tensors, (1, 2, block, 0), block):
         bias = SCALE_ROUNDING[scale_rounding]

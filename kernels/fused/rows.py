@@ -59,6 +59,9 @@ def rows_of(
         (inner[0][1][i], inner[1][1][i], inner[2][1][i], last[i]) for i in range(len(tensors))
     )
     outer = merged[:-3]
+    if not outer:  # every tensor already starts where its rows do
+        yield Rows(length, sizes, tensors, strides)
+        return
     for index in product(*(range(size) for size, _ in outer)):
         starts = tuple(
             tensor.as_strided(
