@@ -8,7 +8,7 @@ class attribute could be), so that a cell's config is JSON and pickles as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
@@ -129,11 +129,22 @@ def _check(value: Any, kind: Any, where: str) -> None:
             raise UsageError(f"{where}={value!r} should be of type {kind.__name__}")
 
 
+@cache
+def _hints(schema: Any) -> dict[str, Any]:
+    return get_type_hints(schema)
+
+
+@cache
+def _grammar() -> OverridesParser:
+    """Hydra's parser, made once: its table of functions takes 0.3 ms, for 10,000 overrides 3 s."""
+    return OverridesParser.create()
+
+
 def check(values: Any, schema: Any = Config, where: str = "") -> None:
     """UsageError naming the key when `values` is not as the schema says."""
     if not isinstance(values, Mapping):
         raise UsageError(f"{where}={values!r} should be a group of values")
-    hints = get_type_hints(schema)
+    hints = _hints(schema)
     for name in values:
         if name not in hints:
             raise UsageError(f"no config key {_dot(where, name)}{suggest(str(name), list(hints))}")
@@ -213,7 +224,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
         if "=" not in text and not text.startswith("~"):
             raise UsageError(f"{text!r} is no override; write KEY=VALUE, for example hw=b200")
         try:
-            out.append(OverridesParser.create().parse_override(text))
+            out.append(_grammar().parse_override(text))
         except HydraException as error:
             raise UsageError(f"{text!r} is not in Hydra's grammar: {_first(error)}") from None
     return out
