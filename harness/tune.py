@@ -35,6 +35,7 @@ SHAPES: dict[str, tuple[str, int, int, int]] = {
     "hopper_scale": ("hopper_scale_w8", 128, 5760, 90),
     "cdna4_scale": ("cdna4_scale", 128, 5760, 90),
     "hopper_value": ("hopper_value_v3", 128, 5760, 1440),
+    "narrow w31": ("w13_interleaved_to_w31", 128, 5760, 90),
     "rows w31": ("w13_to_w31", 128, 5760, 1440),
     "rows cutedsl": ("cutedsl_w13", 128, 5760, 1440),
     "rows trtllm": ("trtllm_w13", 64, 4096, 3584),

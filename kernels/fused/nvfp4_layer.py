@@ -110,13 +110,14 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
     reference.check_align(
         "align_fp4_moe_weights_for_fi", w13, w13_scale, w2, w2_scale, activation.gated, 64
     )
-    for x in (w13_scale, w2_scale):
-        if x.dtype != E4M3:
-            raise LayoutError(
-                f"swizzle_blockscale: scale {tuple(x.shape)} {x.dtype}; want float8_e4m3fn of "
-                "rank 2 or 3, [M, K] or [E, M, K]"
-            )
     layouts = cutedsl_layouts(activation.gated, activation.interleaved)
+    for name, x in (("w13_scale", w13_scale), ("w2_scale", w2_scale)):
+        if x.dtype != E4M3:  # the reference meets it after padding, and says so
+            shape = (count, *layouts[name].padded(*x.shape[-2:]))
+            raise LayoutError(
+                f"swizzle_blockscale: scale {shape} {x.dtype}; want float8_e4m3fn of rank 2 or 3, "
+                "[M, K] or [E, M, K]"
+            )
     outs = _slices("prepare_nvfp4_moe_layer_for_flashinfer_cutedsl", out, experts)
     prepared = []
     for (name, layout), x, given in zip(

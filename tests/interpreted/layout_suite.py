@@ -100,8 +100,8 @@ def problems(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], most: int) -> 
     layout = draw(layouts)
     dtypes = (torch.uint8,) if layout.bits or layout.fill else DTYPES
     n = draw(st.integers(1, most)) * layout.parts
-    k = draw(st.one_of(st.integers(1, most), st.sampled_from([most, 2 * most])))
-    batch = draw(st.sampled_from([(), (1,), (2,), (0,), (2, 1)]))
+    k = draw(st.one_of(st.integers(1, most), st.sampled_from([16, 32])))
+    batch = draw(st.sampled_from([(), (), (1,), (1,), (2,), (0,), (2, 1)]))
     dtype = draw(st.sampled_from(dtypes))
     x = coded(*batch, n, k, dtype=dtype, shift=draw(st.sampled_from([0, 8])))
     how = draw(st.sampled_from(["dense", "sliced", "turned", "shared"]))
@@ -109,13 +109,13 @@ def problems(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], most: int) -> 
 
 
 @settings(QUICK, max_examples=EXAMPLES * 7 // 10)
-@given(problems(st.sampled_from(list(LAYOUTS.values())), 32), st.booleans())
+@given(problems(st.sampled_from(list(LAYOUTS.values())), 12), st.booleans())
 def test_any_tensor_in_every_layout(problem: tuple[Layout, T], back: bool) -> None:
     both_ways(*problem, back)
 
 
 @settings(QUICK, max_examples=EXAMPLES * 3 // 10)
-@given(problems(patterns(), 8), st.booleans())
+@given(problems(patterns(), 6), st.booleans())
 def test_any_tensor_in_any_layout(problem: tuple[Layout, T], back: bool) -> None:
     both_ways(*problem, back)
 
@@ -129,21 +129,20 @@ def both_ways(layout: Layout, x: T, back: bool) -> None:
         same(rearrange(layout, x.to(DEVICE)), want)
 
 
-RAGGED = ((2, 130, 90), (1, 34, 5), (2, 256, 16))
+RAGGED = ((1, 130, 90, 0), (1, 130, 90, 8), (2, 34, 5, 0))
 
 
 @pytest.mark.parametrize("name", list(LAYOUTS))
 def test_ragged_shapes_written_whole_and_nothing_else(name: str) -> None:
     layout = LAYOUTS[name]
-    for e, n, k in RAGGED:
-        for shift in (0, 8):
-            x = coded(e, n, k, shift=shift)
-            want = layout.forward(x)
-            guarded = torch.full((want.numel() + 128,), 0xFF, dtype=torch.uint8, device=DEVICE)
-            out = guarded[64:-64]
-            rearrange(layout, x.to(DEVICE), out)
-            same(out.view(want.shape), want)
-            assert (guarded[:64] == 0xFF).all() and (guarded[-64:] == 0xFF).all()
+    for e, n, k, shift in RAGGED:
+        x = coded(e, n, k, shift=shift)
+        want = layout.forward(x)
+        guarded = torch.full((want.numel() + 128,), 0xFF, dtype=torch.uint8, device=DEVICE)
+        out = guarded[64:-64]
+        rearrange(layout, x.to(DEVICE), out)
+        same(out.view(want.shape), want)
+        assert (guarded[:64] == 0xFF).all() and (guarded[-64:] == 0xFF).all()
 
 
 def twins(routine: str, *args: Any, **kwargs: Any) -> None:
