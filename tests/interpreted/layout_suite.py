@@ -76,7 +76,8 @@ def same(got: Any, want: Any) -> None:
 def patterns(draw: st.DrawFn) -> Layout:
     """A layout that nobody wrote: up to two sized axes of n and of k, in any order in storage."""
     sized = {
-        name: draw(st.sampled_from([2, 4, 8, 3])) for name in draw(st.sets(st.sampled_from("abcd")))
+        name: draw(st.sampled_from([2, 4, 3]))
+        for name in draw(st.sets(st.sampled_from("abcd"), max_size=3))
     }
     n = [name for name in "ab" if name in sized]
     k = [name for name in "cd" if name in sized]
@@ -86,7 +87,7 @@ def patterns(draw: st.DrawFn) -> Layout:
     flip = tuple(name for name in "ab" if sized.get(name) == 2 and draw(st.booleans()))
     tile_n = torch.Size([sized[name] for name in "ab" if name in sized]).numel()
     tile_k = torch.Size([sized[name] for name in "cd" if name in sized]).numel()
-    more = draw(st.sampled_from([1, 2, 3]))
+    more = draw(st.sampled_from([1, 1, 2]))
     rows, columns = " ".join(storage[:cut]), " ".join(storage[cut:])
     return Layout(
         "drawn", f"({' '.join(n)}) ({' '.join(['s', *k])}) -> ({rows}) ({columns})", sized,
@@ -129,7 +130,7 @@ def both_ways(layout: Layout, x: T, back: bool) -> None:
         same(rearrange(layout, x.to(DEVICE)), want)
 
 
-RAGGED = ((1, 130, 90, 0), (1, 130, 90, 8), (2, 34, 5, 0))
+RAGGED = ((1, 66, 18, 0), (1, 66, 18, 8), (2, 34, 5, 0))
 
 
 @pytest.mark.parametrize("name", list(LAYOUTS))
