@@ -23,7 +23,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "env": ("harness.envs", "build or check the version environments of env="),
     "bench": ("harness.bench", "time routines on this machine's device"),
     "checkpoint": ("harness.checkpoint", "write a small FP4 checkpoint of each kind, for source="),
-    "worker": ("harness.worker", "serve cells to a sweep (started by it, not by hand)"),
 }
 
 EXAMPLES = """\

@@ -78,7 +78,9 @@ def digests(tensors: Mapping[str, T]) -> dict[str, str]:
 def inverse(result: Result) -> str | None:
     """The layout's inverse of the storage is the matrix that went in."""
     for name, made in result.made.items():
-        back = made.layout.inverse(made.storage, made.n, made.k)
+        # by rows, so that one expert's [1, n] is not read as one matrix of a single row
+        by_rows = made.storage.unflatten(1, made.layout.storage_shape(made.n, made.k))
+        back = made.layout.inverse(by_rows, made.n, made.k)
         source = made.source()
         if source is None:
             again = made.layout.forward(back).flatten(1)

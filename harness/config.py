@@ -21,7 +21,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from harness import UsageError, plugins, suggest
 from harness.routines import ROUTINES
@@ -241,8 +240,10 @@ def hydra_config(overrides: Sequence[str]) -> DictConfig:
             return hydra_compose("config", list(overrides))
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return hydra_compose("config", list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(_first(error)) from None
+    except UsageError:
+        raise
+    except Exception as error:  # its own, OmegaConf's, and what slips through both
+        raise UsageError(f"Hydra cannot compose this: {_first(error)}") from None
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from itertools import product, zip_longest
 from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override
+from hydra.errors import HydraException
 
 from harness import UsageError, config
 from harness.reader import Checkpoint
@@ -55,6 +56,8 @@ def plan(overrides: Sequence[str]) -> Grid:
     named = {p.key_or_group for p in parsed}
     base = config.plain(config.hydra_config([*fixed, *_hold(fixed, axes)]))
     config.check(base)
+    if gone := set(config.Config.__annotations__) - {*base, "env", "timing"}:
+        raise UsageError(f"~{min(gone)}: every cell needs {min(gone)}; give it a value instead")
     tops = _tops(axes, named, base)
     composed = _compose(fixed, tops, base)
     cells = [_finish(cell, overrides, named) for cell in _cells(base, composed, named)]
@@ -100,7 +103,10 @@ def _choices(override: Override) -> list[str]:
             raise UsageError(f"{override.input_line}: glob() chooses options, and {group} has none")
         names: list[str] = override.value().filter(config.groups()[group])
     else:
-        names = [str(text) for text in override.sweep_string_iterator()]
+        try:
+            names = [str(text) for text in override.sweep_string_iterator()]
+        except HydraException as error:  # interval(): it has no end of values
+            raise UsageError(f"{override.input_line}: {error}") from None
     if not names:
         raise UsageError(f"{override.input_line}: no value left to sweep over")
     if group in config.groups():

@@ -79,7 +79,7 @@ def _entry(file: Path, name: str, what: Any, data: int) -> Entry:
     numbers = [begin, end, *shape] if isinstance(shape, list) else [None]
     if not all(type(x) is int and 0 <= x < 1 << 62 for x in numbers):
         raise refuse(f"shape {shape!r} or offsets {begin!r}, {end!r} are no sizes")
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise refuse(f"dtype {dtype!r} is unknown; known: {', '.join(ITEM_BYTES)}")
     count = 1
     for step in shape:

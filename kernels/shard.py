@@ -124,7 +124,8 @@ class ShardPlan:
             else:
                 yield Piece(tensor, "all", 1, start, stop, 1, 0)
         yield Piece("w2_weight", "all", 2, start // per_byte, -(-stop // per_byte), 1, 0)
-        yield Piece("w2_scale", "all", 2, start // self.block, -(-stop // self.block), 1, 0)
+        first = start // self.block  # a rank that owns nothing may stand inside a partial block
+        yield Piece("w2_scale", "all", 2, first, first - (start - stop) // self.block, 1, 0)
         if self.tp_rank == 0:  # summed over ranks, so one rank alone may add it
             yield Piece("w2_bias", "all", 1, 0, self.hidden, 1, 0)
 

@@ -89,7 +89,7 @@ def test_same_digests_on_a_ray_cluster_of_two_nodes(
 
 
 # Hydra checks a preset against the plugin's schema of that name, which is wanted, and warns of it.
-@pytest.mark.filterwarnings("ignore:.*is validated against ConfigStore schema:UserWarning")
+@pytest.mark.filterwarnings("ignore:(?s).*is validated against ConfigStore schema:UserWarning")
 def test_slurm_preset_composes_and_gives_the_script_that_it_says() -> None:
     from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
     from submitit.slurm.slurm import _make_sbatch_string
