@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from weakref import ref
@@ -20,7 +19,7 @@ from weakref import ref
 import torch
 
 from harness import checks, impls, judge, memory, rows, small, source, timing, turn
-from harness.job import Job, Result, layer_job
+from harness.job import CPU, Job, Result, layer_job, on_cpu
 from harness.routines import ROUTINES
 from harness.share import routine_job
 from kernels.errors import LayoutError
@@ -66,13 +65,18 @@ def _run(cell: dict[str, Any], ctx: dict[str, Any], row: rows.Row) -> None:
     make: Callable[..., Job] = layer_job if cell["path"]["kind"] == "layer" else routine_job
     form = wanted_format(cell)
     with _clock(spent, "source"):
-        weights = _on(source.load(cell, form), device)
+        weights = source.load(cell, form)
         if weights.format != form:
             raise LayoutError(
                 f"path {cell['path']['name']!r} starts from {form}, the source is {weights.format}"
             )
     with _clock(spent, "routine"):
-        job = make(cell, weights, impl)
+        job = make(cell, weights, impl, device)
+        given = (
+            (_input_digests(weights), weights.tensors())
+            if device == CPU
+            else (checks.digests(job.inputs), job.inputs)
+        )
         held: list[Result] = []
         row["memory"] = memory.measure(lambda: held.append(job.run()), device, warm=False)
         result = held[0]
@@ -81,7 +85,7 @@ def _run(cell: dict[str, Any], ctx: dict[str, Any], row: rows.Row) -> None:
     with _clock(spent, "digests"):
         row["digests"] = checks.digests(result.tensors)
     with _clock(spent, "checks"):
-        row["checks"] = _checks(cell, form, make, impl, job, weights, result)
+        row["checks"] = _checks(cell, form, make, impl, job, weights, result, given)
     if any(v.startswith("fail") for v in row["checks"].values()):
         return
     with _clock(spent, "time"):
@@ -93,18 +97,18 @@ def _run(cell: dict[str, Any], ctx: dict[str, Any], row: rows.Row) -> None:
 def _checks(
     cell: dict[str, Any], form: str, make: Callable[..., Job], impl: str, job: Job,
     weights: MoEWeights, result: Result,
+    given: tuple[dict[str, str], dict[str, torch.Tensor]],
 ) -> dict[str, str]:  # fmt: skip
     """The ladder: the small layer's verdicts under their names, the real layer's with `real_`."""
-    before = _input_digests(weights)
     done = small.ladder(cell, form, make, impl)
-    on_cpu = _cpu(result)
+    here = on_cpu(result)
     done |= {
-        "real_inverse": checks.verdict(lambda: checks.inverse(on_cpu)),
-        "real_formula": checks.verdict(lambda: checks.by_formula(on_cpu)),
-        "real_values": checks.verdict(lambda: checks.values(on_cpu)),
-        "real_padding": checks.verdict(lambda: checks.pad_count(on_cpu)),
+        "real_inverse": checks.verdict(lambda: checks.inverse(here)),
+        "real_formula": checks.verdict(lambda: checks.by_formula(here)),
+        "real_values": checks.verdict(lambda: checks.values(here)),
+        "real_padding": checks.verdict(lambda: checks.pad_count(here)),
         "real_strides": checks.verdict(lambda: checks.strides(job, result)),
-        "inputs_unchanged": checks.verdict(lambda: checks.unchanged(before, weights.tensors())),
+        "inputs_unchanged": checks.verdict(lambda: checks.unchanged(*given)),
     }
     if cell["judge"] and result.layer is not None:
         done |= judge.run(result.layer, weights)
@@ -161,9 +165,11 @@ def _time(
     elif not impls.is_target(cell["hw"]):
         row["time_absent"] = "NO_DEVICE"
     else:
-        useful = sum(
-            x.numel() * x.element_size() for d in (job.inputs, result.tensors) for x in d.values()
-        )
+        useful = _bytes(job.inputs) + _bytes(result.tensors)
+        if result.layer is not None:  # of the whole layer, a rank reads its share
+            plan_of = result.layer.plan
+            mine = plan_of.real / plan_of.intermediate * plan_of.expert_count / plan_of.experts
+            useful -= int(_bytes(job.inputs) * (1 - mine))
         with turn.alone(device):  # its copy speed, once a process, is measured in there too
             row["time"], row["time_absent"] = timing.measure(
                 job.run, device=device, timing=plan, useful_bytes=useful,
@@ -171,6 +177,10 @@ def _time(
             )  # fmt: skip
         if row["time"] is not None:
             del row["time_absent"]
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors.values())
 
 
 def _evidence(cell: dict[str, Any], row: rows.Row, result: Result) -> None:
@@ -195,22 +205,6 @@ def _for_cell(module: str) -> Callable[..., Any] | None:
     if find_spec(f"harness.{module}") is None:
         return None
     return getattr(import_module(f"harness.{module}"), "for_cell", None)
-
-
-def _on(weights: MoEWeights, device: torch.device) -> MoEWeights:
-    if device.type == "cpu":
-        return weights
-    moved: dict[str, Any] = {n: x.to(device) for n, x in weights.tensors().items()}
-    return replace(weights, **moved)
-
-
-def _cpu(result: Result) -> Result:
-    """The result with its storages on the CPU, where the formulas are."""
-    if all(x.device.type == "cpu" for x in result.tensors.values()):
-        return result
-    made = {n: replace(m, storage=m.storage.cpu()) for n, m in result.made.items()}
-    tensors = {n: x.cpu() for n, x in result.tensors.items()}
-    return replace(result, tensors=tensors, made=made)
 
 
 @contextmanager

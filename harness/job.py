@@ -8,7 +8,7 @@ of bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -24,6 +24,7 @@ from kernels.weights import MoEWeights, take
 
 T = torch.Tensor
 At = Callable[[T, T], T]  # element (m, k) of each expert's matrix as it must be: [E, len(m)]
+CPU = torch.device("cpu")
 _INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -76,13 +77,17 @@ class Job:
     again: Callable[[dict[str, T]], Job]
 
 
-def layer_job(cell: dict[str, Any], weights: MoEWeights, impl: str) -> Job:
-    """The preparation of a whole layer by one path."""
+def layer_job(
+    cell: dict[str, Any], weights: MoEWeights, impl: str, device: torch.device = CPU
+) -> Job:
+    """The preparation of a whole layer by one path, on `device`; what must come out is worked out
+    from `weights` where they are."""
     resolve = impls.resolver(cell["impl"], impl, cell["path"]["name"])
+    held = weights if device == CPU else replace(weights, **to_device(weights.tensors(), device))
 
     def run() -> Result:
         layer = prepare(
-            cell["path"]["name"], weights, target=cell["hw"]["arch"], tp_size=cell["tp_size"],
+            cell["path"]["name"], held, target=cell["hw"]["arch"], tp_size=cell["tp_size"],
             tp_rank=cell["tp_rank"], ep_size=cell["ep_size"], ep_rank=cell["ep_rank"], impl=impl,
             generation=cell["generation"], num_warps=cell["num_warps"], resolve=resolve,
         )  # fmt: skip
@@ -116,7 +121,19 @@ def layer_job(cell: dict[str, Any], weights: MoEWeights, impl: str) -> Job:
             cell, MoEWeights(**({"w13_scale": None, "w2_scale": None} | other | fixed)), impl
         )
 
-    return Job(weights.tensors(), run, "new", again)
+    return Job(held.tensors(), run, "new", again)
+
+
+def to_device(tensors: Mapping[str, T], device: torch.device) -> dict[str, Any]:
+    return {name: x.to(device) for name, x in tensors.items()}
+
+
+def on_cpu(result: Result) -> Result:
+    """The result with its storages on the CPU, where what must be in them is worked out."""
+    if all(x.device == CPU for x in result.tensors.values()):
+        return result
+    made = {name: replace(m, storage=m.storage.cpu()) for name, m in result.made.items()}
+    return replace(result, tensors=to_device(result.tensors, CPU), made=made)
 
 
 def _made(layer: PreparedLayer, weights: MoEWeights) -> dict[str, Made]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from harness import expected, impls
-from harness.job import Job, Made, Result, bits
+from harness.job import CPU, Job, Made, Result, bits, to_device
 from harness.routines import ROUTINES, Want
 from kernels import activations, catalog, select
 from kernels.errors import LayoutError
@@ -129,32 +129,38 @@ def share(cell: dict[str, Any], weights: MoEWeights) -> Share:
     )  # fmt: skip
 
 
-def routine_job(cell: dict[str, Any], weights: MoEWeights, impl: str) -> Job:
-    """One routine on the rank's unpadded share."""
+def routine_job(
+    cell: dict[str, Any], weights: MoEWeights, impl: str, device: torch.device = CPU
+) -> Job:
+    """One routine on the rank's unpadded share, on `device`."""
     name = cell["path"]["name"]
     found = activations.find(weights.activation)
     if ROUTINES[name].gated and not found.gated:
         raise LayoutError(
             f"{name}: activation {found.name!r} has no gate, so there is nothing to do"
         )
-    return _job(cell, share(cell, weights), impl)
+    rank = share(cell, weights)
+    held = rank if device == CPU else replace(rank, tensors=to_device(rank.tensors, device))
+    return _job(cell, rank, held, impl)
 
 
-def _job(cell: dict[str, Any], rank: Share, impl: str) -> Job:
+def _job(cell: dict[str, Any], rank: Share, held: Share, impl: str) -> Job:
+    """The routine runs on `held`; what must come out is worked out from `rank`, which holds the
+    same bytes."""
     name = cell["path"]["name"]
     routine = ROUTINES[name]
     function = impls.load(impl, name, cell["impl"])
 
     def run() -> Result:
         result = Result({}, decisions={"promise": routine.promise})
-        fresh = rank
-        if (
-            routine.promise == "in_place"
-        ):  # each run starts from the same bytes, in memory of its own
-            fresh = replace(rank, tensors={n: t.clone() for n, t in rank.tensors.items()})
-        for call in routine.calls(fresh):
+        fresh = held
+        if routine.promise == "in_place":  # each run starts from the same bytes, in its own memory
+            fresh = replace(held, tensors={n: t.clone() for n, t in held.tensors.items()})
+        wanted = routine.calls(rank if held is not rank else fresh)
+        calls = wanted if held is rank else routine.calls(fresh)
+        for call, says in zip(calls, wanted, strict=True):
             outs = call.unpack(function(*call.args, **call.kwargs))
-            for want, out in zip(call.wants, outs, strict=True):
+            for want, out in zip(says.wants, outs, strict=True):
                 if routine.promise == "view":
                     result.views[want.name] = out
                     out = call.args[0]
@@ -167,8 +173,12 @@ def _job(cell: dict[str, Any], rank: Share, impl: str) -> Job:
                     result.made[want.name] = _wanted(want, out)
         return result
 
-    again = lambda other: _job(cell, replace(rank, tensors=rank.tensors | other), impl)
-    return Job(rank.tensors, run, routine.promise, again)
+    again = lambda other: _again(cell, replace(held, tensors=held.tensors | other), impl)
+    return Job(held.tensors, run, routine.promise, again)
+
+
+def _again(cell: dict[str, Any], other: Share, impl: str) -> Job:
+    return _job(cell, other, other, impl)
 
 
 def _wanted(want: Want, out: T) -> Made:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from harness import checks, index_checks, source
-from harness.job import Job, Result
+from harness import checks, impls, index_checks, source
+from harness.job import Job, Result, on_cpu
 from kernels.errors import LayoutError
 
 GUARD = 4096  # bytes of 0xFF before and after each input
@@ -60,17 +60,18 @@ def _ladder(
     small = cell | ranked | {"model": cell["model"] | {"H": hidden, "I": inner, "E": 2}}
     weights = source.synthetic(2, hidden, inner, cell["model"]["activation"], form, cell["seed"])
     try:
-        job = make(small, weights, impl)
-        result = job.run()
+        job = make(small, weights, impl, impls.device(impl, cell["hw"]))
+        ran = job.run()
     except LayoutError as error:
         return {"small_layer": f"skip: H={hidden} I={inner} is refused: {error}"}
+    result = on_cpu(ran)
     done = {
         "bijection": checks.verdict(lambda: index_checks.bijection(result)),
         "inverse": checks.verdict(lambda: checks.inverse(result)),
         "formula": checks.verdict(lambda: checks.by_formula(result)),
         "values": checks.verdict(lambda: checks.values(result)),
         "pad_fill": checks.verdict(lambda: checks.pad_fill(result)),
-        "strides": checks.verdict(lambda: checks.strides(job, result)),
+        "strides": checks.verdict(lambda: checks.strides(job, ran)),
         "poisoned_source": checks.verdict(lambda: poisoned_source(job, result)),
         "written_whole": checks.verdict(lambda: written_whole(job, result)),
         "mutation": checks.verdict(lambda: index_checks.mutated(result)),
