@@ -30,7 +30,7 @@ bench: $(READY)            ## CPU times of the reference routines, by pytest-ben
 	$(RUN) -m pytest tests/bench --benchmark-only -n 0 --benchmark-json=results/runs/bench.json
 
 faults: $(READY)           ## the fault suite alone
-	$(RUN) -m pytest tests/faults -n 0
+	$(RUN) -m pytest tests/faults -n 2 --dist worksteal
 
 checkpoint: $(READY)       ## a small checkpoint of each kind, to try source=safetensors on
 	$(RUN) -m harness checkpoint

@@ -211,7 +211,7 @@ def _watch(
             return
 
 
-@hydra.main(config_path=str(CONF), config_name="launch", version_base="1.3")
+@hydra.main(config_path=str(CONF), config_name="launch", version_base="1.3")  # type: ignore[untyped-decorator]
 def job(config: DictConfig) -> None:
     run_batch(Path(config.folder), int(config.batch))
 

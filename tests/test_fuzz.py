@@ -21,7 +21,7 @@ from harness.cell import run_cell
 from harness.reader import Checkpoint
 from kernels.errors import LayoutError
 
-OVERRIDES, SHAPES, CELLS, HEADERS = 700, 600, 100, 600
+OVERRIDES, SHAPES, CELLS, HEADERS = 400, 700, 100, 800
 assert OVERRIDES + SHAPES + CELLS + HEADERS == 2000
 ODD = [
     "", " ", "null", "true", "nan", "inf", "-1", "0", "1e400", "99999999999999999999", "1.5", "a,b",
@@ -74,7 +74,7 @@ def test_overrides() -> None:
             pytest.fail(f"turn {turn}: {given!r:.400}: {type(error).__name__}: {error!s:.300}")
         assert time.monotonic() - start < 30
     assert seen["refused"] > OVERRIDES / 3
-    assert seen["planned"] > 20
+    assert seen["planned"] > 5
 
 
 DTYPES = (torch.uint8, torch.int8, torch.int32, torch.float16, torch.bfloat16, torch.float32,
