@@ -71,7 +71,7 @@ def tile_plan(p: Problem, run: int, rest: Sequence[Part], tile: Tile) -> Plan:
         "MEET": meet, "MOVES": _moves(p.layout.bits) if meet == 4 else (),
         "BITS": () if meet == 4 else _distances(p.layout.bits),
         "PADDED": p.valid != p.padded, "OVERHANG": _overhangs(p, store, grid),
-        "FILL": p.layout.fill, "WIDE": p.wide, "WORD": p.word,
+        "FILL": _repeated(p.layout.fill, meet), "WIDE": p.wide, "WORD": p.word,
     }  # fmt: skip
     args = {
         "counts": tuple(d.size for d in live),
@@ -82,6 +82,12 @@ def tile_plan(p: Problem, run: int, rest: Sequence[Part], tile: Tile) -> Plan:
         "storage_stride": p.storage // out_vector,
     }  # fmt: skip
     return Plan("tile", p.word, prod(d.size for d in live), args, consts, tile.warps)
+
+
+def _repeated(byte: int, times: int) -> int:
+    """A word of so many equal bytes, as a signed number; one byte stays as it is."""
+    word = bytes([byte]) * times
+    return byte if times == 1 else int.from_bytes(word, "little", signed=True)
 
 
 def _in_words(d: Part, columns: int) -> Part:

@@ -40,7 +40,7 @@ TILES: dict[str, dict[str, Tile]] = {
         "bytes": Tile(32, 4096, 4, measured=True),
         "bits": Tile(512, 4096, 2, measured=True),
         "rows": Tile(0, 0, 0, rows_units=128, rows_warps=4, measured=True),
-        "narrow": Tile(128, 4096, 4),
+        "narrow": Tile(128, 8192, 2, measured=True),
         "swap": Tile(0, 0, 0, rows_units=128, rows_warps=4, measured=True),
     },
     "hip": {
