@@ -96,8 +96,8 @@ def main(argv: list[str]) -> int:
         subprocess.Popen([*command, f"{i}/{count}"], stdout=subprocess.DEVNULL)
         for i in range(count)
     ]
-    for process in warm:
-        process.wait()
+    for filling in warm:
+        filling.wait()
     # Without PyTorch's caching every tensor is an allocation of its own: its end is checked.
     env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     started = {
