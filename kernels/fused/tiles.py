@@ -32,7 +32,8 @@ class Tile:
 
 # words: 4 bytes keep together (128x4 and its kin). halves: the same where rows are 2-byte aligned.
 # bytes: bytes of several rows meet (Hopper and CDNA4 scales). bits: then bits move (Hopper values).
-# rows: whole rows move. narrow: rows whose alignment is below 8 bytes, or strided ones. swap: both halves' tiles change places in registers.
+# rows: whole rows move. narrow: rows whose alignment is below 8 bytes, or strided ones.
+# swap: both halves' tiles change places in registers.
 TILES: dict[str, dict[str, Tile]] = {
     "sm90": {
         "words": Tile(128, 16384, 8, measured=True),
