@@ -115,7 +115,7 @@ def _run(p: Problem, *, inferred: bool, rows: bool) -> tuple[int, tuple[Part, ..
 
 
 def _join_rows(p: Problem, run: int, rest: Sequence[Part]) -> tuple[Problem, tuple[Part, ...]]:
-    """The problem with the rows of a run as one long row, so that only the runs' own steps count."""
+    """The problem with the rows of a run as one long row, so only the steps of runs count."""
     step = gcd(*(d.mult for d in rest if d.dim == H)) or 1
     matrix, part, row, col = p.strides
     strides = (
