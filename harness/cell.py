@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -19,7 +19,7 @@ from weakref import ref
 import torch
 
 from harness import checks, impls, judge, memory, rows, small, source, timing, turn
-from harness.job import CPU, Job, Result, layer_job, on_cpu
+from harness.job import CPU, Job, Result, layer_job, on_cpu, size
 from harness.routines import ROUTINES
 from harness.share import routine_job
 from kernels.errors import LayoutError
@@ -165,22 +165,14 @@ def _time(
     elif not impls.is_target(cell["hw"]):
         row["time_absent"] = "NO_DEVICE"
     else:
-        useful = _bytes(job.inputs) + _bytes(result.tensors)
-        if result.layer is not None:  # of the whole layer, a rank reads its share
-            plan_of = result.layer.plan
-            mine = plan_of.real / plan_of.intermediate * plan_of.expert_count / plan_of.experts
-            useful -= int(_bytes(job.inputs) * (1 - mine))
+        useful = job.reads(result) + size(*result.tensors.values())
         with turn.alone(device):  # its copy speed, once a process, is measured in there too
             row["time"], row["time_absent"] = timing.measure(
-                job.run, device=device, timing=plan, useful_bytes=useful,
+                job.timed, device=device, timing=plan, useful_bytes=useful,
                 copy_gb_per_s=ctx.get("copy_gb_per_s"),
             )  # fmt: skip
         if row["time"] is not None:
             del row["time_absent"]
-
-
-def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    return sum(x.numel() * x.element_size() for x in tensors.values())
 
 
 def _evidence(cell: dict[str, Any], row: rows.Row, result: Result) -> None:

@@ -69,12 +69,15 @@ class Result:
 class Job:
     """inputs: what may not change, by name. run: one implementation, on those inputs, anew each
     time. promise: see `Routine`. again(inputs): the same job on other memory, for the poison
-    checks."""
+    checks. timed: the implementation alone, on arguments made before; in place, on one memory.
+    reads(result): bytes of the inputs that one call has to read."""
 
     inputs: dict[str, T]
     run: Callable[[], Result]
     promise: str
     again: Callable[[dict[str, T]], Job]
+    timed: Callable[[], object]
+    reads: Callable[[Result], int]
 
 
 def layer_job(
@@ -85,12 +88,15 @@ def layer_job(
     resolve = impls.resolver(cell["impl"], impl, cell["path"]["name"])
     held = weights if device == CPU else replace(weights, **to_device(weights.tensors(), device))
 
-    def run() -> Result:
-        layer = prepare(
+    def work() -> PreparedLayer:
+        return prepare(
             cell["path"]["name"], held, target=cell["hw"]["arch"], tp_size=cell["tp_size"],
             tp_rank=cell["tp_rank"], ep_size=cell["ep_size"], ep_rank=cell["ep_rank"], impl=impl,
             generation=cell["generation"], num_warps=cell["num_warps"], resolve=resolve,
         )  # fmt: skip
+
+    def run() -> Result:
+        layer = work()
         made = _made(layer, weights)
         values = {
             name: _per_expert(layer, weights, name)
@@ -121,7 +127,19 @@ def layer_job(
             cell, MoEWeights(**({"w13_scale": None, "w2_scale": None} | other | fixed)), impl
         )
 
-    return Job(held.tensors(), run, "new", again)
+    def reads(result: Result) -> int:
+        """A rank reads its share of the layer."""
+        assert result.layer is not None
+        plan = result.layer.plan
+        share = plan.real / plan.intermediate * plan.expert_count / plan.experts
+        return int(size(*held.tensors().values()) * share)
+
+    return Job(held.tensors(), run, "new", again, work, reads)
+
+
+def size(*tensors: T) -> int:
+    """Bytes of the tensors' elements."""
+    return sum(x.numel() * x.element_size() for x in tensors)
 
 
 def to_device(tensors: Mapping[str, T], device: torch.device) -> dict[str, Any]:

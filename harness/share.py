@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from harness import expected, impls
-from harness.job import CPU, Job, Made, Result, bits, to_device
+from harness.job import CPU, Job, Made, Result, bits, size, to_device
 from harness.routines import ROUTINES, Want
 from kernels import activations, catalog, select
 from kernels.errors import LayoutError
@@ -151,11 +151,17 @@ def _job(cell: dict[str, Any], rank: Share, held: Share, impl: str) -> Job:
     routine = ROUTINES[name]
     function = impls.load(impl, name, cell["impl"])
 
+    in_place = routine.promise == "in_place"
+
+    def anew() -> Share:
+        """What one run works on: in place, the same bytes in memory of its own."""
+        if not in_place:
+            return held
+        return replace(held, tensors={n: t.clone() for n, t in held.tensors.items()})
+
     def run() -> Result:
         result = Result({}, decisions={"promise": routine.promise})
-        fresh = held
-        if routine.promise == "in_place":  # each run starts from the same bytes, in its own memory
-            fresh = replace(held, tensors={n: t.clone() for n, t in held.tensors.items()})
+        fresh = anew()
         wanted = routine.calls(rank if held is not rank else fresh)
         calls = wanted if held is rank else routine.calls(fresh)
         for call, says in zip(calls, wanted, strict=True):
@@ -164,7 +170,7 @@ def _job(cell: dict[str, Any], rank: Share, held: Share, impl: str) -> Job:
                 if routine.promise == "view":
                     result.views[want.name] = out
                     out = call.args[0]
-                if routine.promise == "in_place":
+                if in_place:
                     result.inputs[want.name] = fresh[want.name]
                 result.tensors[want.name] = out
                 if want.layout is None and want.rows is not None:
@@ -173,8 +179,21 @@ def _job(cell: dict[str, Any], rank: Share, held: Share, impl: str) -> Job:
                     result.made[want.name] = _wanted(want, out)
         return result
 
+    ready: list[Any] = []  # the calls that are timed, made at the first
+
+    def timed() -> None:
+        if not ready:
+            ready.extend(routine.calls(anew()))
+        for call in ready:
+            function(*call.args, **call.kwargs)
+
+    def reads(result: Result) -> int:
+        """The tensors among the arguments."""
+        given = [x for call in routine.calls(held) for x in (*call.args, *call.kwargs.values())]
+        return size(*(x for x in given if isinstance(x, torch.Tensor)))
+
     again = lambda other: _again(cell, replace(held, tensors=held.tensors | other), impl)
-    return Job(held.tensors, run, routine.promise, again)
+    return Job(held.tensors, run, routine.promise, again, timed, reads)
 
 
 def _again(cell: dict[str, Any], other: Share, impl: str) -> Job:

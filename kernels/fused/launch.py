@@ -19,4 +19,4 @@ def launchable(tensor: torch.Tensor) -> AbstractContextManager[object]:
                 "move it to a GPU, or set TRITON_INTERPRET=1 before Python starts"
             )
         return nullcontext()
-    return getattr(torch, tensor.device.type).device(tensor.device)  # type: ignore[no-any-return]
+    return getattr(torch, tensor.device.type).device(tensor.device)
