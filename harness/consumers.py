@@ -83,9 +83,7 @@ def of_cell(cell: Mapping[str, Any]) -> dict[str, Launch]:
     found, (matrices, group) = {}, layouts_of_cell(cell)
     for name, (value, scale, n, k) in matrices.items():
         try:
-            found[name] = launch(
-                cell["hw"]["arch"], value, scale, n, k - k % group, group=group
-            )
+            found[name] = launch(cell["hw"]["arch"], value, scale, n, k - k % group, group=group)
         except LayoutError:
             continue  # the preparation refuses such a shape itself, with the same reason
     return found

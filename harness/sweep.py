@@ -29,6 +29,7 @@ from harness import env_worker, grid, launch, pool, rows, runs, table, timing
 from harness.journal import Journal
 
 BASE_BYTES = 640 << 20  # a worker with torch and triton loaded, and what it keeps between cells
+CONTEXT_BYTES = 2 << 30  # host memory of a CUDA context and its loaded modules
 PLAIN_BYTES = 600 << 20  # quantizing samples and a small layer the plain way, in float64
 USAGE = "usage: python -m harness sweep [AXIS=VALUE,VALUE ...]   (axes: python -m harness list)"
 
@@ -161,7 +162,8 @@ def estimate_bytes(cell: dict[str, Any]) -> int:
     prepared = whole("nvfp4" if BLOCK[form] == 16 else "mxfp4") / cell["tp_size"]
     share = whole(form) / cell["tp_size"] + (PLAIN_BYTES if form == "bf16" else 0)
     timed = _timing_bytes() if cell["hw"]["platform"] == "cpu" and cell.get("timing") else 0
-    return int(BASE_BYTES + whole(form) + share + 4 * prepared) + timed
+    context = CONTEXT_BYTES if torch.cuda.is_available() else 0
+    return int(BASE_BYTES + whole(form) + share + 4 * prepared) + timed + context
 
 
 @cache

@@ -181,7 +181,9 @@ def test_composites_equal_their_chains() -> None:
         "cutedsl_w13_scale": ("w13_to_w31", "gate_up_interleave_64", "block_scale_128x4"),
         "cutedsl_w13_interleaved": ("w13_interleaved_to_w31", "gate_up_interleave_64"),
         "cutedsl_w13_interleaved_scale": (
-            "w13_interleaved_to_w31", "gate_up_interleave_64", "block_scale_128x4",
+            "w13_interleaved_to_w31",
+            "gate_up_interleave_64",
+            "block_scale_128x4",
         ),
     }.items():
         assert torch.equal(catalog.LAYOUTS[name].forward(x), chain(x, *parts)), name
