@@ -85,7 +85,7 @@ def label(record: Record, *without: str) -> str:
     ]
     extra = [
         f"{k}={clip(v)}" for k, v in cell.items()
-        if k not in rows.CELL and k not in without and v is not None
+        if k not in (*rows.CELL, "case") and k not in without and v is not None
     ]  # fmt: skip
     return " · ".join(parts + extra)
 
