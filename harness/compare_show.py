@@ -4,6 +4,7 @@ advice."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import ceil
 from typing import Any
 
 from rich.console import Console
@@ -94,7 +95,9 @@ def _times(target: Found) -> list[str]:
         elif r["steps"] is None:
             pays = "preparing does not pay"
         else:
-            pays = f"preparing ({r['prepare_us']:.0f} us) pays after {r['steps']:.0f} steps"
+            steps = max(1, ceil(r["steps"]))
+            within = f"within {steps} step{'s' if steps > 1 else ''}"
+            pays = f"preparing ({r['prepare_us']:.0f} us) pays {within}"
         out.append(
             f"measured on {r['device']}, {r['matrix']} M={r['m']}: "
             f"{r['strided_us']:.0f} us strided, "
@@ -142,6 +145,8 @@ def advice(target: Found) -> str:
 def terminal(found: Found, console: Console | None = None) -> None:
     """Print the comparison."""
     console = console or Console(highlight=False)
+    if not console.is_terminal:  # a log has no width; 80 columns would cut the layouts' names
+        console.width = max(console.width, 120)
     for line in _head(found):
         console.print(line, soft_wrap=True)
     for target in found["targets"]:

@@ -90,7 +90,7 @@ def test_no_time_without_a_measurement(found, monkeypatch, tmp_path):
     monkeypatch.setattr(compare, "MEASURED", tmp_path)
     assert compare.measured("gfx950", "gpt_oss_120b") == []
     target = gfx950 | {"measured": compare.measured("h200", "gpt_oss_120b")}
-    assert any("pays after 20 steps" in text for text in compare_show._times(target))
+    assert any("pays within 20 steps" in text for text in compare_show._times(target))
     assert "measured 1.50x to 1.50x, 1 of 1 points decided" in compare_show.advice(target)
 
 
