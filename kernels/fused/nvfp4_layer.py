@@ -21,7 +21,7 @@ from kernels.fused.rearrange import rearrange
 from kernels.layout import Layout, round_up
 from kernels.reference import nvfp4_layer as reference
 from kernels.reference.nvfp4 import BLOCK, E4M3, amax_for_moe_activation_quant
-from kernels.reference.nvfp4_layer import PREPARED_CUTEDSL, check_bytes, check_trtllm_sizes
+from kernels.reference.nvfp4_layer import PREPARED_CUTEDSL, check_bytes, check_trtllm_sizes, slices
 from kernels.reference.reorder import check_halves, check_out
 
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -118,7 +118,7 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
                 f"swizzle_blockscale: scale {shape} {x.dtype}; want float8_e4m3fn of rank 2 or 3, "
                 "[M, K] or [E, M, K]"
             )
-    outs = _slices("prepare_nvfp4_moe_layer_for_flashinfer_cutedsl", out, experts)
+    outs = slices("prepare_nvfp4_moe_layer_for_flashinfer_cutedsl", out, experts)
     prepared = []
     for (name, layout), x, given in zip(
         layouts.items(), (w13, w13_scale, w2, w2_scale), outs, strict=True
@@ -170,7 +170,7 @@ def prepare_static_weights_for_trtllm_fp4_moe(
     ):  # fmt: skip
         inputs.append((name, check_bytes(f"{routine}: {name}", x, shape)))
     results = []
-    for (name, x), given in zip(inputs, _slices(routine, out, experts), strict=True):
+    for (name, x), given in zip(inputs, slices(routine, out, experts), strict=True):
         dtype = E4M3 if name.endswith("scale") else torch.uint8
         if given is not None:
             check_out(f"{routine}: {name}", given.view(torch.uint8), x, x.numel())
@@ -200,14 +200,3 @@ def cutedsl_layouts(gated: bool, interleaved: bool) -> dict[str, Layout]:
         "w2": replace(_PLAIN, align=(256, step // 2)),
         "w2_scale": replace(scale, align=(256, step // BLOCK)),
     }
-
-
-def _slices(
-    routine: str, out: Four | None, experts: slice | None
-) -> tuple[torch.Tensor | None, ...]:
-    """Where each result goes: `out`, or its slice of experts; None for a new tensor."""
-    if out is None:
-        if experts is not None:
-            raise LayoutError(f"{routine}: experts={experts} needs out=, the whole layer's tensors")
-        return (None, None, None, None)
-    return tuple(x if experts is None else x[experts] for x in out)
