@@ -218,7 +218,8 @@ class Layout:
                 (*x.shape[:-2], rows, cols), self.fill, dtype=x.dtype, device=x.device
             )
         out = self._permute(self._pad(x), n, k, back=False)
-        out = out.clone() if out.data_ptr() == x.data_ptr() else out.contiguous()
+        fresh = torch.contiguous_format
+        out = out.clone(memory_format=fresh) if out.data_ptr() == x.data_ptr() else out.contiguous()
         return permute_bits_(out, self.bits) if self.bits else out
 
     def inverse(self, storage: torch.Tensor, n: int, k: int) -> torch.Tensor:

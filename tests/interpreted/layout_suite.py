@@ -64,7 +64,8 @@ def same(got: Any, want: Any) -> None:
             same(a, b)
         return
     assert got.shape == want.shape and got.dtype == want.dtype
-    a, b = (x.cpu().contiguous().view(-1).view(torch.uint8) for x in (got, want))
+    plain = torch.contiguous_format  # one element may keep any stride through contiguous()
+    a, b = (x.cpu().clone(memory_format=plain).view(-1).view(torch.uint8) for x in (got, want))
     wrong = (a != b).nonzero().flatten()
     assert not len(wrong), (
         f"{len(wrong)} of {len(a)} bytes, first {int(wrong[0])}: {int(a[wrong[0]])} for "
