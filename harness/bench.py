@@ -70,7 +70,8 @@ def differing(case: Case, made: dict[str, T], step: int) -> str:
 
 
 def useful(case: Case, made: dict[str, T], result: Any) -> int:
-    """Bytes of each input read once and each output written once; untouched inputs do not count."""
+    """Bytes of each input read (once, but for `reads`) and each output written once; untouched
+    inputs do not count."""
     count = lambda xs: sum(x.numel() * x.element_size() for x in xs)
     outputs = tensors(result)
     if case.in_place:
@@ -78,7 +79,7 @@ def useful(case: Case, made: dict[str, T], result: Any) -> int:
     returned = {x.data_ptr() for x in outputs}
     read = [x for x in made.values() if x.data_ptr() not in returned]
     own = {x.data_ptr() for x in made.values()}
-    return count(read) + count(x for x in outputs if x.data_ptr() not in own)
+    return case.reads * count(read) + count(x for x in outputs if x.data_ptr() not in own)
 
 
 def today(

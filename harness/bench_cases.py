@@ -24,7 +24,8 @@ class Case:
     otherwise.
 
     name: the routine and what sets this case apart. in_place: inputs are the outputs. target: whose
-    layout it is, which need not be the device.
+    layout it is, which need not be the device. reads: how often each input has to be read, where it
+    is more than once: it does not fit in the cache.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Case:
     in_place: bool = False
     hw: str = "h200"
     tp_size: int = 1
+    reads: int = 1
 
     @property
     def experts(self) -> int:
@@ -48,12 +50,13 @@ def _case(
     name: str, routine: str, model: str, bar: float, shapes: Mapping[str, tuple[int, ...]],
     args: Callable[[dict[str, T]], tuple[Any, ...]] | None = None, *,
     in_place: bool = False, hw: str = "h200", tp_size: int = 1,
-    dtypes: dict[str, torch.dtype] | None = None, **kwargs: Any,
+    dtypes: dict[str, torch.dtype] | None = None, reads: int = 1, **kwargs: Any,
 ) -> Case:  # fmt: skip
     every = args or (lambda t: tuple(t.values()))
     return Case(
-        name, routine, model, dict(shapes), bar, every, kwargs, dtypes or {}, in_place, hw, tp_size
-    )
+        name, routine, model, dict(shapes), bar, every, kwargs, dtypes or {}, in_place, hw, tp_size,
+        reads,
+    )  # fmt: skip
 
 
 def _trtllm(e: int, h: int, i: int, bar: float, model: str, tp_size: int) -> Case:
@@ -91,6 +94,28 @@ def _layout(name: str, layout: str, bar: float, shape: tuple[int, ...], **more: 
     return _case(name, "swizzle", model, bar, {"x": shape}, args, **more)
 
 
+def _downcast(shape: tuple[int, ...], axis: int, dtype: torch.dtype = torch.bfloat16) -> Case:
+    name = "downcast_to_mxfp " + "x".join(map(str, shape))
+    name += (" axis 1" if axis == 1 else "") + ("" if dtype == torch.bfloat16 else " fp16")
+    model = _R1 if shape[1] == 2048 else _OSS
+    return _case(
+        name, "downcast_to_mxfp", model, 0.90, {"x": shape}, dtypes={"x": dtype}, axis=axis
+    )
+
+
+def _nvfp4(dtype: torch.dtype, computed: bool = False) -> Case:
+    """quantize_nvfp4 with a global scale given, or worked out, for which all is read first."""
+    shapes: dict[str, tuple[int, ...]] = {"x": (128, 2048, 7168), "scale": (128,)}
+    name = "quantize_nvfp4" + ("" if dtype == torch.bfloat16 else " fp16")
+    dtypes = {"x": dtype, "scale": torch.float32}
+    if computed:
+        del shapes["scale"]
+        return _case(
+            name + " computed scale", "quantize_nvfp4", _R1, 0.90, shapes, dtypes=dtypes, reads=2
+        )
+    return _case(name, "quantize_nvfp4", _R1, 0.90, shapes, dtypes=dtypes)
+
+
 _W13, _MX13, _NV13 = (128, 5760, 1440), (128, 5760, 90), (128, 5760, 180)
 _OSS, _R1, _QWEN = "gpt_oss_120b", "deepseek_r1_nvfp4", "qwen3_235b"
 
@@ -126,12 +151,11 @@ CASES: tuple[Case, ...] = (
     _layout("Blackwell scale", "blackwell_scale", 0.80, _MX13, hw="b200"),
     _layout("CDNA4 scale", "cdna4_scale", 0.80, (128, 5760, 96), hw="gfx950"),
     _layout("gfx1250 scale", "gfx1250_scale", 0.80, _MX13, hw="gfx1250"),
-    _case("downcast_to_mxfp 128x2048x7168", "downcast_to_mxfp", _R1, 0.90, {"x": (128, 2048, 7168)},
-          dtypes={"x": torch.bfloat16}, axis=2),
-    _case("downcast_to_mxfp 16x5760x2880", "downcast_to_mxfp", _OSS, 0.90, {"x": (16, 5760, 2880)},
-          dtypes={"x": torch.bfloat16}, axis=2),
-    _case("downcast_to_mxfp axis 1", "downcast_to_mxfp", _OSS, 0.90, {"x": (16, 5760, 2880)},
-          dtypes={"x": torch.bfloat16}, axis=1),
+    *(_downcast((128, 2048, 7168), axis, dtype)
+      for axis in (2, 1) for dtype in (torch.bfloat16, torch.float16)),
+    _downcast((16, 5760, 2880), 2),
+    _downcast((16, 5760, 2880), 1),
+    _nvfp4(torch.bfloat16), _nvfp4(torch.float16), _nvfp4(torch.bfloat16, computed=True),
 )  # fmt: skip
 
 

@@ -58,10 +58,15 @@ def routines() -> dict[str, bool]:
             x = torch.randn((2, 66, 68), device="cuda").to(dtype)
             got, want = (f(x, axis)[:2] for f in twice("downcast_to_mxfp"))
             found[f"downcast_to_mxfp {dtype} {axis}"] = all(map(torch.equal, got, want))
-        x = torch.randn((2, 33, 64), device="cuda").to(dtype)
-        got, want = (f(x) for f in twice("quantize_nvfp4"))
-        as_bytes = lambda xs: [t.contiguous().view(torch.uint8) for t in xs]
-        found[f"quantize_nvfp4 {dtype}"] = all(map(torch.equal, as_bytes(got), as_bytes(want)))
+        x = torch.randn((2, 96, 70), device="cuda").to(dtype)  # three blocks of two rows a word
+        got, want = (f(x, 1)[:2] for f in twice("downcast_to_mxfp"))
+        found[f"downcast_to_mxfp {dtype} whole blocks"] = all(map(torch.equal, got, want))
+        for n, k in ((33, 64), (3, 4112)):  # any shape's kernel, and that of long rows
+            x = torch.randn((2, n, k + 16), device="cuda").to(dtype)[..., :k]
+            got, want = (f(x) for f in twice("quantize_nvfp4"))
+            as_bytes = lambda xs: [t.contiguous().view(torch.uint8) for t in xs]
+            same = all(map(torch.equal, as_bytes(got), as_bytes(want)))
+            found[f"quantize_nvfp4 {dtype} {n}x{k}"] = same
     return found
 
 

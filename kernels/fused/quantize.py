@@ -111,17 +111,18 @@ def largest_finite(x: torch.Tensor) -> torch.Tensor:
     bits = torch.zeros(matrices.shape[0], dtype=torch.int32, device=x.device)
     numel = matrices.shape[1] * matrices.shape[2]
     if x.numel():
-        BLOCK = 4096
+        block, times, warps = LARGEST[_measured(x)]
         with launchable(x):
-            largest_finite_kernel[(triton.cdiv(numel, BLOCK), matrices.shape[0])](
+            largest_finite_kernel[(triton.cdiv(numel, block * times), matrices.shape[0])](
                 matrices,
                 bits,
                 numel,
                 *matrices.stride(),
                 matrices.shape[2],
-                BLOCK=BLOCK,
+                BLOCK=block,
+                TIMES=times,
                 DENSE=matrices[0].is_contiguous(),
-                num_warps=4,
+                num_warps=warps,
             )
     return bits.view(torch.float32).view(x.shape[:-2])
 
@@ -132,11 +133,15 @@ def tile_for(rows: Rows, block: int) -> tuple[int, int, int]:
     if row == 1 and k != 1 and rows.sizes[2] > 1:  # contiguous across rows: turned on chip
         return 64, 128, 4
     source = rows.tensors[0]
-    nvidia = source.device.type == "cuda" and torch.version.hip is None
-    tile, warps = TILES["nvidia" if nvidia else "other"][block, source.dtype]
+    tile, warps = TILES[_measured(source)][block, source.dtype]
     block_k = min(tile, max(32, 1 << (rows.length - 1).bit_length()))
     block_r = min(tile // block_k, 1 << (rows.sizes[2] - 1).bit_length())
     return block_r, block_k, warps
+
+
+def _measured(x: torch.Tensor) -> str:
+    """Which column of the tables below a tensor's device takes."""
+    return "nvidia" if x.device.type == "cuda" and torch.version.hip is None else "other"
 
 
 # (block, source) -> elements a program, warps. Measured on an H200, see docs/findings.md; "other"
@@ -160,8 +165,10 @@ TILES = {
     },
 }
 ROW = 2  # place of the row axis in a Rows' strides (out, mid, row, k)
-ACROSS = 256, 4  # quantize_across_kernel: words of two rows a program, and its warps
+ACROSS = 64, 2, 2  # quantize_across_kernel: words of two rows, blocks of 32, warps a program
 BLOCKS = 64, 4, 1  # quantize_blocks_kernel: blocks of 16 a step, steps a program, and its warps
+# largest_finite_kernel: elements a step, steps a program, and its warps; 16 bytes a thread
+LARGEST = {"nvidia": (1024, 16, 4), "other": (2048, 8, 4)}
 
 
 def _launch(
@@ -229,18 +236,19 @@ def _launch_across(rows: Rows, bias: int, saturate: bool) -> bool:
     if not (kind and fits and _widens(x, x_strides, 2, ROW) and _widens(packed, q_strides, 4)):
         return False
     words, blocks = inner // 2, rows.length // MXFP4.block
-    tiles = -(-words // ACROSS[0])
-    grid = outer * middle * tiles * blocks
+    width, deep, warps = ACROSS
+    word_tiles, block_tiles = -(-words // width), -(-blocks // deep)
+    grid = outer * middle * word_tiles * block_tiles
     if grid >= 1 << 31:
         return False
     x, x_strides = _widen(x, x_strides, 2, ROW)
     packed, q_strides = _widen(packed, q_strides, 4)
     with launchable(x):
         quantize_across_kernel[(grid,)](
-            x, packed, scale, words, middle, blocks, tiles,
+            x, packed, scale, words, middle, blocks, block_tiles, word_tiles,
             x_strides[3], x_strides[1], x_strides[0],
             q_strides[2], q_strides[1], q_strides[0], *reversed(s_strides),
-            W=ACROSS[0], BIAS=bias, SATURATE=saturate, HALF=kind == 2, num_warps=ACROSS[1],
+            W=width, K=deep, BIAS=bias, SATURATE=saturate, HALF=kind == 2, num_warps=warps,
         )  # fmt: skip
     return True
 

@@ -1,8 +1,9 @@
-"""MXFP4 along an axis that is not contiguous: two neighbouring rows in a word, no turn on chip.
+"""MXFP4 along an axis that is not contiguous: two neighbouring rows in a word.
 
 bf16 or fp16 on NVIDIA targets from sm_90, where rows follow each other in memory. A thread holds
-the 32 elements of a block for two rows, so that the maximum needs no exchange between threads, and
-what leaves, 16 bytes a row and block, is four times smaller than what would be turned.
+the 32 elements of a block for two rows, so that the maximum needs no exchange between threads. Only
+what leaves, a quarter of what came, is turned on chip: a program takes several blocks of its rows,
+so that the 16 bytes of each make whole sectors of 32.
 """
 
 import triton
@@ -66,34 +67,32 @@ def _words(w, first, double, one, half, HALF: tl.constexpr, SATURATE: tl.constex
 
 
 @triton.jit
-def _store_row(ptr, q0, q1, q2, q3, inside, W: tl.constexpr):
-    q = tl.reshape(tl.join(tl.join(q0, q2), tl.join(q1, q3)), [W, 4])
-    tl.store(ptr[:, None] + tl.arange(0, 4)[None, :], q, mask=inside[:, None])
-
-
-@triton.jit
 def quantize_across_kernel(
     x_ptr, q_ptr, s_ptr,
-    words, middle, blocks, word_tiles,
+    words, middle, blocks, block_tiles, word_tiles,
     x_k, x_mid, x_out,
     q_row, q_mid, q_out,
     s_k, s_row, s_mid, s_out,
-    W: tl.constexpr, BIAS: tl.constexpr, SATURATE: tl.constexpr, HALF: tl.constexpr,
+    W: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr, SATURATE: tl.constexpr,
+    HALF: tl.constexpr,
 ):  # fmt: skip
-    """One block of 32 k of 2 * W rows. x and q and their strides count 4-byte words, s bytes."""
+    """K blocks of 32 k of 2 * W rows. x and q and their strides count 4-byte words, s bytes."""
     pid = tl.program_id(0)
-    block = (pid % blocks).to(tl.int64)  # first, so that the 16 bytes of two blocks meet in L2
-    pid = pid // blocks
-    word = (pid % word_tiles).to(tl.int64) * W + tl.arange(0, W)
+    first_block = (pid % block_tiles).to(tl.int64) * K  # k first: neighbours then meet in L2
+    pid = pid // block_tiles
+    first_word = (pid % word_tiles).to(tl.int64) * W
     outer = pid // word_tiles
     mid, out = (outer % middle).to(tl.int64), (outer // middle).to(tl.int64)
-    inside = word < words
-    x_ptr += out * x_out + mid * x_mid + block * 32 * x_k + word
-    x_k = x_k.to(tl.int64)
-    a = _load(x_ptr, x_k, inside, 0)
-    b = _load(x_ptr, x_k, inside, 8)
-    c = _load(x_ptr, x_k, inside, 16)
-    d = _load(x_ptr, x_k, inside, 24)
+    block, word = tl.arange(0, K), tl.arange(0, W)
+    block_in, word_in = block < blocks - first_block, word < words - first_word
+    inside = block_in[:, None] & word_in[None, :]
+    x_k = tl.full((), 0, tl.int64) + x_k  # a stride of 1 is a constant, without .to
+    x_ptr += out * x_out + mid * x_mid + first_block * 32 * x_k + first_word
+    at = x_ptr + (block * 32)[:, None] * x_k + word[None, :]
+    a = _load(at, x_k, inside, 0)
+    b = _load(at, x_k, inside, 8)
+    c = _load(at, x_k, inside, 16)
+    d = _load(at, x_k, inside, 24)
     pair = larger_pair(
         larger_pair(_largest(a, HALF), _largest(b, HALF), HALF),
         larger_pair(_largest(c, HALF), _largest(d, HALF), HALF),
@@ -111,9 +110,17 @@ def quantize_across_kernel(
     c0, c1 = _words(c, first, double, one, half, HALF, SATURATE)
     d0, d1 = _words(d, first, double, one, half, HALF, SATURATE)
     keep, too = tl.where(even >= INFINITY, 0, -1), tl.where(odd >= INFINITY, 0, -1)
-    q_ptr += out * q_out + mid * q_mid + block * 4 + 2 * word * q_row
-    _store_row(q_ptr, a0 & keep, b0 & keep, c0 & keep, d0 & keep, inside, W)
-    _store_row(q_ptr + q_row, a1 & too, b1 & too, c1 & too, d1 & too, inside, W)
-    s_ptr += out * s_out + mid * s_mid + block * s_k + 2 * word * s_row
-    tl.store(s_ptr, even_byte.to(tl.uint8), mask=inside)
-    tl.store(s_ptr + s_row, odd_byte.to(tl.uint8), mask=inside)
+    q0 = tl.join(tl.join(a0 & keep, c0 & keep), tl.join(b0 & keep, d0 & keep))
+    q1 = tl.join(tl.join(a1 & too, c1 & too), tl.join(b1 & too, d1 & too))
+    q = tl.permute(tl.reshape(tl.join(q0, q1), [K, W, 4, 2]), (1, 3, 0, 2))  # row, then k
+    s = tl.permute(tl.join(even_byte.to(tl.uint8), odd_byte.to(tl.uint8)), (1, 2, 0))
+    row, unit = tl.arange(0, 2 * W), tl.arange(0, 4 * K)
+    row_in, unit_in = row < 2 * (words - first_word), unit < 4 * (blocks - first_block)
+    row = 2 * first_word + row
+    q_at = (
+        q_ptr + out * q_out + mid * q_mid + first_block * 4 + row[:, None] * q_row + unit[None, :]
+    )
+    tl.store(q_at, tl.reshape(q, [2 * W, 4 * K]), mask=row_in[:, None] & unit_in[None, :])
+    s_ptr += out * s_out + mid * s_mid + first_block * s_k
+    s_at = s_ptr + row[:, None] * s_row + block[None, :].to(tl.int64) * s_k
+    tl.store(s_at, tl.reshape(s, [2 * W, K]), mask=row_in[:, None] & block_in[None, :])

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.fused.quantize_kernels import INFINITY, e4m3_fast
-from kernels.fused.quantize_pairs import fp32_bits, largest_of_pairs, nvfp4_word_of_pairs
+from kernels.fused.quantize_pairs import fp32_bits, larger_magnitude, nvfp4_word_of_pairs
 
 
 @triton.jit
@@ -22,9 +22,8 @@ def _four(x, B: tl.constexpr):
 
 @triton.jit
 def _largest(w0, w1, w2, w3, HALF: tl.constexpr):
-    return largest_of_pairs(
-        w0 & 0x7FFF7FFF, w1 & 0x7FFF7FFF, w2 & 0x7FFF7FFF, w3 & 0x7FFF7FFF, HALF
-    )
+    one, other = larger_magnitude(w0, w1, HALF), larger_magnitude(w2, w3, HALF)
+    return larger_magnitude(one, other, HALF)
 
 
 @triton.jit
@@ -54,8 +53,9 @@ def quantize_blocks_kernel(
         at = x_ptr + block[:, None] * 8 + tl.arange(0, 4)[None, :]
         w0, w1, w2, w3 = _four(tl.load(at, mask=inside[:, None], other=0), B)
         w4, w5, w6, w7 = _four(tl.load(at + 4, mask=inside[:, None], other=0), B)
-        largest = tl.maximum(_largest(w0, w1, w2, w3, HALF), _largest(w4, w5, w6, w7, HALF))
-        largest = fp32_bits(largest, HALF)
+        front, back = _largest(w0, w1, w2, w3, HALF), _largest(w4, w5, w6, w7, HALF)
+        pair = larger_magnitude(front, back, HALF)
+        largest = fp32_bits(tl.maximum(pair & 0x7FFF, (pair >> 16) & 0x7FFF), HALF)
         byte, high, low = e4m3_fast(largest, factor)
         front = nvfp4_word_of_pairs(w0, w1, w2, w3, factor, high, low, HALF)
         back = nvfp4_word_of_pairs(w4, w5, w6, w7, factor, high, low, HALF)

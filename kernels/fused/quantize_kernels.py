@@ -291,20 +291,28 @@ def quantize_kernel(
 
 @triton.jit
 def largest_finite_kernel(
-    x_ptr, out_ptr, numel, x_matrix, x_row, x_k, columns, BLOCK: tl.constexpr, DENSE: tl.constexpr
+    x_ptr, out_ptr, numel, x_matrix, x_row, x_k, columns,
+    BLOCK: tl.constexpr, TIMES: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     """The largest finite |x| of the matrix of program axis 1, as fp32 bits, by atomic maximum.
 
     DENSE: a matrix's elements follow each other, so that no element's row need be divided out.
     """
     matrix = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-    at = i if DENSE else (i // columns) * x_row + (i % columns) * x_k
-    at += matrix * x_matrix
-    x = tl.load(x_ptr + at, mask=i < numel, other=0.0)
-    bits = tl.abs(_fp32(x)).to(tl.int32, bitcast=True)
-    largest = tl.max(tl.where(bits >= INFINITY, 0, bits), axis=0)
-    tl.atomic_max(out_ptr + matrix, largest)
+    start = tl.program_id(0).to(tl.int64) * (BLOCK * TIMES)
+    x_ptr += matrix * x_matrix
+    i = tl.arange(0, BLOCK)
+    largest = tl.zeros([BLOCK], tl.int32)
+    for step in tl.static_range(TIMES):
+        first = start + step * BLOCK
+        if DENSE:
+            at = x_ptr + first + i
+        else:
+            at = x_ptr + ((first + i) // columns) * x_row + ((first + i) % columns) * x_k
+        bits = tl.abs(_fp32(tl.load(at, mask=i < numel - first, other=0.0)))
+        bits = bits.to(tl.int32, bitcast=True)
+        largest = tl.maximum(largest, tl.where(bits >= INFINITY, 0, bits))
+    tl.atomic_max(out_ptr + matrix, tl.max(largest, axis=0))
 
 
 @triton.jit

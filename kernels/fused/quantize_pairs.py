@@ -46,6 +46,23 @@ def larger_pair(a, b, HALF: tl.constexpr):
 
 
 @triton.jit
+def larger_magnitude(a, b, HALF: tl.constexpr):
+    """The larger magnitude in each half, NaN above Inf, under a sign bit of no meaning.
+
+    The instruction takes magnitudes itself: one mask at the end in place of one a word.
+    """
+    if HALF:
+        return tl.inline_asm_elementwise(
+            "max.NaN.xorsign.abs.f16x2 $0, $1, $2;",
+            "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return tl.inline_asm_elementwise(
+        "max.NaN.xorsign.abs.bf16x2 $0, $1, $2;",
+        "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def largest_of_pairs(w0, w1, w2, w3, HALF: tl.constexpr):
     """The larger of both halves over four words of magnitudes, as 16 bits."""
     pair = larger_pair(larger_pair(w0, w1, HALF), larger_pair(w2, w3, HALF), HALF)
@@ -224,9 +241,15 @@ def inverse_in_two(scale):
 
 
 @triton.jit
-def _lines(magnitude, factor, high, low):
-    """|x| -> three numbers from 2**23 on; their low halves are the lines in fp16, 1024 + code."""
-    u = magnitude.to(tl.float32, bitcast=True) * factor
+def _line(x, factor, high, low):
+    """fp32 x -> a number from 2**23 on, whose low half is the lowest line in fp16, 1024 + code.
+
+    The three lines differ in their low halves alone, so that integers compare them.
+    """
+    u = tl.inline_asm_elementwise(
+        "{ .reg .f32 a; abs.f32 a, $1; mul.rn.f32 $0, a, $2; }",
+        "=r,r,r", [x, factor], dtype=tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
     eighth = tl.inline_asm_elementwise(
         "fma.rn.sat.f32 $0, $1, $2, $3;",
         "=r,r,r,r", [u, high, u * low], dtype=tl.float32, is_pure=True, pack=1,
@@ -234,40 +257,26 @@ def _lines(magnitude, factor, high, low):
     t0 = tl.fma(eighth, 16.0, _MAGIC)
     t1 = tl.fma(eighth, 8.0, _MAGIC + 2.0)
     t2 = tl.fma(eighth, 4.0, _MAGIC + 4.0)
-    return (
-        t0.to(tl.int32, bitcast=True),
-        t1.to(tl.int32, bitcast=True),
-        t2.to(tl.int32, bitcast=True),
-    )
+    t0, t1 = t0.to(tl.int32, bitcast=True), t1.to(tl.int32, bitcast=True)
+    return tl.minimum(tl.minimum(t0, t1), t2.to(tl.int32, bitcast=True))
 
 
 @triton.jit
 def _nvfp4_pair(word, factor, high, low, HALF: tl.constexpr):
     """Two elements -> codes 0 to 7 in bytes 0 and 2, others of no use."""
-    magnitude = word & 0x7FFF7FFF
-    if HALF:
-        first, second = fp32_bits(magnitude & 0xFFFF, True), fp32_bits(magnitude >> 16, True)
-    else:  # shl in PTX: LLVM would shift the word and mask again, one operation more an element
-        first = tl.inline_asm_elementwise(
-            "shl.b32 $0, $1, 16;", "=r,r", [magnitude], dtype=tl.int32, is_pure=True, pack=1
-        )
-        second = magnitude & 0x7FFF0000
-    a0, a1, a2 = _lines(first, factor, high, low)
-    b0, b1, b2 = _lines(second, factor, high, low)
+    if HALF:  # halves named in PTX: the GPU's conversion takes either half, without mask or shift
+        first, second = tl.inline_asm_elementwise(
+            "{ .reg .b16 lo, hi; mov.b32 {lo, hi}, $2; cvt.f32.f16 $0, lo; cvt.f32.f16 $1, hi; }",
+            "=r,=r,r", [word], dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        first = (word << 16).to(tl.float32, bitcast=True)
+        second = (word & -65536).to(tl.float32, bitcast=True)
+    code = lower(_line(first, factor, high, low), _line(second, factor, high, low))
     return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 t, seven;
-        mov.b32 seven, 0x64076407;
-        min.f16x2 t, $1, $2;
-        min.f16x2 t, t, $3;
-        min.f16x2 $0, t, seven;
-        }""",
-        "=r,r,r,r",
-        [lower(a0, b0), lower(a1, b1), lower(a2, b2)],
-        dtype=tl.int32,
-        is_pure=True,
-        pack=1,
-    )
+        "{ .reg .b32 seven; mov.b32 seven, 0x64076407; min.f16x2 $0, $1, seven; }",
+        "=r,r", [code], dtype=tl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -135,6 +135,38 @@ def test_nvfp4_of_every_bf16_and_ties_of_every_scale() -> None:
             same(mine, theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 32, 2), (3, 96, 70), (2, 160, 260)])
+def test_mxfp4_across_contiguous_rows(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Whole blocks along axis 1: two rows, an odd number of blocks, rows past a tile's end."""
+    generator = torch.Generator().manual_seed(len(shape) + shape[1])
+    power = 2.0 ** torch.randint(-20, 12, shape, generator=generator)
+    x = (torch.randn(shape, generator=generator) * power).to(dtype)
+    x[0, 5, 1], x[-1, 31, 0] = math.nan, -math.inf
+    for mine, theirs in zip(
+        fused.downcast_to_mxfp(on_device(x), 1)[:2],
+        reference.downcast_to_mxfp(x, 1)[:2],
+        strict=True,
+    ):
+        same(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_nvfp4_of_every_value_in_long_rows(dtype: torch.dtype) -> None:
+    """Rows of 4,112 elements with a gap between them, so that none joins the next."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    order = torch.randperm(1 << 16, generator=torch.Generator().manual_seed(1))
+    x = torch.zeros(17, 4128, dtype=dtype)[:, :4112]
+    x[:16, :4096] = every[order].view(16, 4096)
+    for overall in (None, 1.0, 2.5e-3):
+        for mine, theirs in zip(
+            fused.quantize_nvfp4(on_device(x), overall),
+            reference.quantize_nvfp4(x, overall),
+            strict=True,
+        ):
+            same(mine, theirs)
+
+
 @pytest.mark.parametrize("length", [2, 34, 64, 90])
 def test_dequantize_pack_and_unpack(length: int) -> None:
     packed = torch.arange(256, dtype=torch.uint8).repeat(length // 2, 1).t()
