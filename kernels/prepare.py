@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,12 +147,17 @@ class _State:
     views: dict[str, torch.Tensor] = field(default_factory=dict)
     row_order: str = "plain"
 
+    @cached_property
+    def checkpoint(self) -> frozenset[int]:
+        """Where the checkpoint's memory starts."""
+        return frozenset(t.untyped_storage().data_ptr() for t in self.weights.tensors().values())
+
     def routine(self, name: str) -> Callable[..., Any]:
         return self.resolve(name, self.impl)
 
 
 def _shard_and_pad(state: _State) -> None:
-    """Shard by whole blocks and pad each half, in one copy; none where the share is all there is.
+    """Shard by whole blocks and pad each half, in one copy; none where the share is one slice.
 
     Rows come as [gate; up]; triton's swigluoai epilogue reads gate and up from neighbouring
     columns, so those stay pairs.
@@ -160,7 +166,8 @@ def _shard_and_pad(state: _State) -> None:
     pairs = state.reads.rows == "pairs"
     in_place = ("w13_weight", "w13_scale") if "up_first" in PATHS[plan.path].steps else ()
     borrow = state.weights.tensors().keys() - set(in_place)
-    state.tensors = take(state.weights, plan, pairs=pairs, borrow=borrow)
+    own = state.impl == "fused"  # a vendor's code may want its inputs contiguous
+    state.tensors = take(state.weights, plan, pairs=pairs, borrow=borrow, strided=own)
     state.row_order = ("pairs" if pairs else "gate|up") if plan.gated else "plain"
     for name, tensor in state.tensors.items():
         if name.endswith(("weight", "scale", "bias")) and not name.startswith("a"):
@@ -285,15 +292,15 @@ def _order_biases(state: _State) -> None:
     """Bring the biases to the row order of their weights, a bias being a matrix of one column."""
     for name in ("w13_bias", "w2_bias"):
         if name in state.tensors:
-            bias = state.tensors[name]
-            rows = state.reads.layouts[name].forward(bias[..., None])
-            state.tensors[name] = rows.reshape(bias.shape).contiguous()
+            bias, layout = state.tensors[name], state.reads.layouts[name]
+            if not layout.is_plain:
+                rows = layout.forward(bias[..., None])
+                state.tensors[name] = rows.reshape(bias.shape).contiguous()
 
 
 def _borrowed(state: _State, tensor: torch.Tensor) -> bool:
     """Whether a tensor still is the checkpoint's memory: a reload in place must not write to it."""
-    theirs = (t.untyped_storage().data_ptr() for t in state.weights.tensors().values())
-    return tensor.untyped_storage().data_ptr() in theirs
+    return tensor.untyped_storage().data_ptr() in state.checkpoint
 
 
 def _separated(activation: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 
 from packaging.version import InvalidVersion, Version
 
@@ -77,6 +78,7 @@ def should_use_cdna4_mx_scale_swizzle(target: str, tp_size: int) -> bool:
     return check_target(target) == "gfx950" and tp_size <= 2
 
 
+@lru_cache(maxsize=64)
 def hopper_swizzle_supported(torch_version: str) -> bool:
     """Whether this torch is at least 2.8.1, read as a version: 2.8.1+cu128 and 2.9.0.dev20250801
     are, 2.8.1rc1 and 2.8.0 are not."""

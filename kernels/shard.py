@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kernels import activations, pads
 from kernels.errors import LayoutError
@@ -173,6 +174,7 @@ class ShardPlan:
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
 
+@lru_cache(maxsize=1024)
 def plan(
     path: str,
     target: str,

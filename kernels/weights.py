@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import torch
 
@@ -102,16 +103,21 @@ class MoEWeights:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor that is present, by name."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+        found = ((name, getattr(self, name)) for name in TENSORS)
+        return {name: tensor for name, tensor in found if tensor is not None}
+
+
+TENSORS = tuple(f.name for f in fields(MoEWeights) if str(f.type).startswith("torch."))
 
 
 def take(
-    weights: MoEWeights, plan: ShardPlan, *, pairs: bool = False, borrow: Collection[str] = ()
-) -> dict[str, torch.Tensor]:
+    weights: MoEWeights, plan: ShardPlan, *, pairs: bool = False, borrow: Collection[str] = (),
+    strided: bool = False,
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """The rank's share, padded with zeros: new tensors, one copy each, the weights unchanged.
 
-    A tensor named in `borrow` that is its share already is the checkpoint's own memory instead.
+    A tensor named in `borrow` whose share is one slice, unpadded and in the order asked for, is a
+    view of the checkpoint's memory instead; a contiguous one, unless `strided`.
 
     Rows of w13 come as [gate; up], each half padded by itself; with `pairs` they alternate gate, up
     and are padded at the end. w2_bias is the checkpoint's on tp_rank 0 and zero elsewhere, since
@@ -132,21 +138,28 @@ def take(
         "w2_bias": (plan.padded_hidden,),
     }
     sources = weights.tensors()
-    taken, borrowed = {}, set()
+    taken = {}
     same_rows = not plan.gated or pairs == plan.interleaved
     for name, shape in shapes.items():
         if name not in sources:
             continue
         own = sources[name][experts]
-        whole = own.shape[1:] == shape and own.is_contiguous() and plan.tp_size == 1
-        if name in borrow and whole and (same_rows or name.startswith("w2")):
-            taken[name] = own
-            borrowed.add(name)
-        else:
-            taken[name] = own.new_zeros((plan.expert_count, *shape))
-    for piece in plan.pieces():
-        if piece.tensor in taken.keys() - borrowed and piece.length:
-            _copy(sources[piece.tensor][experts], taken[piece.tensor], piece, pairs and plan.gated)
+        pieces = _pieces(plan).get(name, [])
+        if name in borrow and (same_rows or name.startswith("w2")):
+            view = _one_slice(own, pieces)
+            fits = view is not None and view.shape[1:] == shape
+            if view is not None and fits and (strided or view.is_contiguous()):
+                taken[name] = view
+                continue
+        moved = sum(p.length for p in pieces)
+        held = pieces and all(
+            size == (moved if axis == pieces[0].axis else own.shape[axis])
+            for axis, size in enumerate(shape, start=1)
+        )
+        make = own.new_empty if held else own.new_zeros
+        taken[name] = make((plan.expert_count, *shape))
+        for piece in pieces:
+            _copy(own, taken[name], piece, pairs and plan.gated)
     for name in ("w13_scale_2", "w2_scale_2"):
         if name in sources:
             taken[name] = sources[name][experts].to(torch.float32, copy=True)
@@ -154,6 +167,29 @@ def take(
         if name in sources:
             taken[name] = sources[name].to(torch.float32, copy=True)
     return taken
+
+
+@lru_cache(maxsize=256)
+def _pieces(plan: ShardPlan) -> dict[str, list[Piece]]:
+    """The slices of each tensor that hold anything."""
+    found: dict[str, list[Piece]] = {}
+    for piece in plan.pieces():
+        if piece.length:
+            found.setdefault(piece.tensor, []).append(piece)
+    return found
+
+
+def _one_slice(source: torch.Tensor, pieces: list[Piece]) -> torch.Tensor | None:
+    """The pieces of one tensor as one view of it, or None where they do not follow each other.
+
+    Gate and up rows that alternate are two pieces of step 2, and one run of rows.
+    """
+    if not pieces:
+        return None
+    axis, start, stop = pieces[0].axis, pieces[0].start, max(piece.stop for piece in pieces)
+    if sum(piece.length for piece in pieces) != stop - start:
+        return None
+    return source.narrow(axis, start, stop - start)
 
 
 def _copy(source: torch.Tensor, into: torch.Tensor, piece: Piece, pairs: bool) -> None:

@@ -6,6 +6,7 @@ Contracts, errors, results and bytes are the reference's; padding is part of the
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from math import lcm
 
 import torch
@@ -71,9 +72,14 @@ def swizzle(
     if layout.is_plain and x.is_contiguous() and out is None and wide == k:
         storage = x
     else:
-        padded = replace(layout, align=(layout.align[0], lcm(layout.align[1], pad_k)))
-        storage = rearrange(padded, x, out)
+        storage = rearrange(_padded(layout, pad_k), x, out)
     return Swizzled(layout.consumer_view(storage, n, wide), storage, layout, (n, k))
+
+
+@lru_cache(maxsize=256)
+def _padded(layout: Layout, pad_k: int) -> Layout:
+    """The layout with its columns padded to a multiple of pad_k too."""
+    return replace(layout, align=(layout.align[0], lcm(layout.align[1], pad_k)))
 
 
 def unswizzle(swizzled: Swizzled) -> torch.Tensor:
@@ -81,5 +87,5 @@ def unswizzle(swizzled: Swizzled) -> torch.Tensor:
     n, k = swizzled.shape
     layout, stored = swizzled.layout, swizzled.storage.shape[-2:]
     if layout.storage_shape(n, k) != stored and layout.storage_shape(n, round_up(k, 4)) == stored:
-        layout = replace(layout, align=(layout.align[0], lcm(layout.align[1], 4)))
+        layout = _padded(layout, 4)
     return restore(layout, swizzled.storage, n, k)

@@ -26,7 +26,6 @@ FAULTS = {  # of the stub -> (status, what the reason says)
     "flood": ("crashed", "code 9: last words"),
     "context": ("crashed", "an illegal memory access"),
     "grow": ("oom", "GiB, and was ended"),
-    "hang": ("timeout", "no answer in 5 s; the worker was ended"),
 }
 
 
@@ -34,7 +33,7 @@ def test_each_fault_ends_its_own_cell(site: Any) -> None:
     planted = {name.replace(" ", "_"): 3 * n + 1 for n, name in enumerate(FAULTS)}
     after_context = planted["context"] + 1
     argv = site.argv(
-        site.stub(lost=after_context, **planted), 3 * len(FAULTS), "run_id=one", "limit_s=5",
+        site.stub(lost=after_context, **planted), 3 * len(FAULTS), "run_id=one", "limit_s=120",
         "workers=1",
     )  # fmt: skip
     assert site.run(argv) == 3, site.said()
@@ -49,9 +48,17 @@ def test_each_fault_ends_its_own_cell(site: Any) -> None:
     assert all(row["digests"]["x"] for row in found.values())
     assert f"{3 * len(FAULTS)} cells: {2 * len(FAULTS)} ok" in site.said()
     assert "1 oom" in site.said()
-    assert "1 timeout" in site.said()
     segfault = next(r for r in site.rows() if r["cell"]["seed"] == planted["segv"])
     assert any("in cell" in line for line in segfault["trace"])  # where it was, from faulthandler
+
+
+def test_a_hang_ends_its_own_cell(site: Any) -> None:
+    assert site.run(site.argv(site.stub(hang=1), 3, "run_id=one", "limit_s=5", "workers=1")) == 3
+    found = {row["cell"]["seed"]: (row["status"], row["reason"]) for row in site.rows()}
+    status, reason = found.pop(1)
+    assert status == "timeout" and "no answer in 5 s; the worker was ended" in reason
+    assert [status for status, _ in found.values()] == ["ok", "ok"]
+    assert "1 timeout" in site.said()
 
 
 def test_a_flood_of_stderr_is_not_kept_on_disk(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:

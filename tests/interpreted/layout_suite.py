@@ -29,10 +29,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 E4M3 = torch.float8_e4m3fn
 DTYPES = (torch.uint8, torch.int16, torch.bfloat16, torch.float32, E4M3)
 EXAMPLES = 1000 if os.environ.get("CI") else 200
+PARTS = 4  # of the catalog's layouts, so that no single test takes minutes of interpreter
 # A failing example is printed as drawn: shrinking it would take minutes of interpreter.
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), phases=PHASES)
 T = torch.Tensor
+
+pytestmark = pytest.mark.timeout(1200)  # a busy machine's interpreter takes its time
 
 
 def coded(*shape: int, dtype: torch.dtype = torch.uint8, shift: int = 0) -> T:
@@ -112,10 +115,12 @@ def problems(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], most: int) -> 
     return layout, laid(x, how if batch or how != "shared" else "dense")
 
 
-@settings(QUICK, max_examples=EXAMPLES * 7 // 10)
-@given(problems(st.sampled_from(list(LAYOUTS.values())), 12), st.booleans())
-def test_any_tensor_in_every_layout(problem: tuple[Layout, T], back: bool) -> None:
-    both_ways(*problem, back)
+@pytest.mark.parametrize("part", range(PARTS))
+@settings(QUICK, max_examples=EXAMPLES * 7 // 10 // PARTS)
+@given(st.data(), st.booleans())
+def test_any_tensor_in_every_layout(part: int, data: st.DataObject, back: bool) -> None:
+    layouts = st.sampled_from(list(LAYOUTS.values())[part::PARTS])
+    both_ways(*data.draw(problems(layouts, 12)), back)
 
 
 @settings(QUICK, max_examples=EXAMPLES * 3 // 10)
