@@ -4,7 +4,9 @@ The caller has checked the result first. The first call (compilation) is apart; 
 10 calls and 25 ms; then at least 32 samples, until the relative IQR is small or a cap is met. Cache
 `cold` writes a buffer of at least max(512 MiB, 4 x the last-level cache) before each sample and
 outside its interval; `warm` does not. Scope `call` is the public function with its allocations;
-`kernel` replays a captured graph, so pass a function that writes to outputs it was given. All
+`kernel` replays a captured graph, so pass a function that writes to outputs it was given. On a GPU
+a cold time is the device's: the flush is repeated until it outlasts the host's queueing of the
+call, whose own time is `host_us`, so that a layer of many short kernels is no clock of Python. All
 samples are kept in microseconds, outliers are named and never dropped. Bytes are the useful ones:
 each input read once, each output written once; a device copy counts read plus write.
 
@@ -16,6 +18,7 @@ own copy (IMPOSSIBLE), samples that do not settle (NOISY).
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -30,6 +33,8 @@ from harness import UsageError, stats, suggest, telemetry
 CONF = Path(__file__).resolve().parent.parent / "conf" / "timing"
 MIB = 2**20
 BATCH = 16  # samples queued on a GPU before the host waits: the queue hides the launch of the next
+COVER = 1.5  # times its queueing that a call's flush lasts: the host of a sample may be slower
+MOST_FLUSHES = 64
 
 
 @dataclass(frozen=True)
@@ -160,9 +165,34 @@ def _cpu_batch(fn: Callable[[], Any], flush: Callable[[], Any], n: int) -> list[
     return out
 
 
-def sample(fn: Callable[[], Any], p: Plan, device: torch.device) -> tuple[list[float], int, str]:
+def queueing_us(fn: Callable[[], Any], device: torch.device) -> float | None:
+    """What the host needs for a call until it may go on, in us; None where the host is the device.
+
+    The median of five calls on an idle device; a call that waits for its results takes it all.
+    """
+    if device.type != "cuda":
+        return None
+    taken = []
+    for _ in range(5):
+        _sync(device)
+        start = time.perf_counter_ns()
+        fn()
+        taken.append((time.perf_counter_ns() - start) / 1e3)
+    _sync(device)
+    return sorted(taken)[2]
+
+
+def flushes(host_us: float, flush_us: float) -> int:
+    """How often to flush before a sample, so that the device is busy while the host queues it."""
+    return max(1, min(MOST_FLUSHES, math.ceil(COVER * host_us / flush_us)))
+
+
+def sample(
+    fn: Callable[[], Any], p: Plan, device: torch.device, host_us: float | None = None
+) -> tuple[list[float], int, str]:
     """Samples in us per call, calls per sample, and the backend: `event`, `graph` or `clock`.
 
+    host_us: what the host needs to queue a call on the device, where it is to be hidden.
     A warm call below `graph_below_us` is repeated within a sample to 20 times that; a cold one
     cannot be, since its second run would find the cache filled.
     """
@@ -171,7 +201,15 @@ def sample(fn: Callable[[], Any], p: Plan, device: torch.device) -> tuple[list[f
     if p.cache == "cold":
         size = max(p.flush_bytes, 4 * llc_bytes(device))
         buffer = torch.empty(size // 8, dtype=torch.int64, device=device)
-        flush = buffer.zero_
+        flush = once = buffer.zero_
+        if host_us is not None:
+            once()
+            times = flushes(host_us, min(_cuda_batch(once, lambda: None, 3)))
+
+            def flush() -> None:
+                for _ in range(times):
+                    once()
+
     probe = min(batch(fn, flush, 3))
     calls, backend, run = 1, "event" if device.type == "cuda" else "clock", fn
     if p.cache == "warm" and probe < p.graph_below_us:
@@ -271,7 +309,8 @@ def measure(
     first_call_ms = (time.perf_counter() - start) * 1e3
     _warm_up(fn, p, device)
     before = telemetry.snapshot(device)
-    samples, calls, backend = sample(fn, p, device)
+    host_us = queueing_us(fn, device)
+    samples, calls, backend = sample(fn, p, device, host_us)
     after = telemetry.snapshot(device)
     if telemetry.others(before, siblings) or telemetry.others(after, siblings):
         return None, "CONTENDED"
@@ -298,6 +337,7 @@ def measure(
         "samples_us": [round(x, 3) for x in samples],
         "outliers": s["outliers"],
         "calls_per_sample": calls,
+        "host_us": host_us,
         "useful_bytes": useful_bytes,
         "gb_per_s": rate,
         "copy_gb_per_s": limit,

@@ -6,6 +6,7 @@ import pytest
 
 # Minutes of interpreter or compiler each, in the order of their length.
 LONG = (
+    "test_kills.py::test_fifty_kills_of_the_sweep_then_resume",
     "test_suite_against_the_reference[every_layout",
     "test_suite_against_the_reference[not every_layout",
     "test_fused_quantize.py::test_suite_against_the_reference",

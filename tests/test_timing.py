@@ -53,6 +53,7 @@ def test_a_known_duration_and_everything_a_row_needs():
     assert found["copy_fraction"] == pytest.approx(found["gb_per_s"] / 10)
     assert (found["cache"], found["scope"], found["backend"]) == ("warm", "call", "clock")
     assert found["first_call_ms"] >= 4 and found["telemetry"] is None
+    assert found["host_us"] is None
     row = rows.new_row(dict.fromkeys(rows.CELL, 0))
     row["time"] = found
     row.pop("time_absent")
@@ -102,6 +103,26 @@ def test_cold_flushes_before_each_sample_and_outside_it(monkeypatch):
     samples, _, _ = timing.sample(lambda: events.append("call"), plan, CPU)
     assert events == ["flush", "call"] * 7  # three to probe, four samples
     assert max(samples) < 20_000
+
+
+def test_the_flush_outlasts_the_hosts_queueing():
+    assert timing.flushes(0.0, 130.0) == 1
+    assert timing.flushes(800.0, 130.0) == 10  # 1.5 times 800 us, in flushes of 130
+    assert timing.flushes(1e6, 130.0) == timing.MOST_FLUSHES
+    assert timing.queueing_us(lambda: None, CPU) is None  # there the host is the device
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_gpu_time_of_a_call_is_not_its_hosts():
+    x = torch.zeros(2**20, device="cuda")
+
+    def fn():
+        x.add_(1.0)
+        time.sleep(0.002)
+        x.add_(1.0)
+
+    found, absent = timing.measure(fn, device="cuda", useful_bytes=2**24, timing="quick")
+    assert absent is None and found["host_us"] > 2000 and found["median_us"] < 200
 
 
 def test_what_cannot_be_true_is_null_with_a_reason(monkeypatch):

@@ -110,9 +110,11 @@ def memory(record: Record) -> str:
 def _timed(record: Record) -> dict[str, str]:
     time: Mapping[str, Any] = record.row["time"]
     fraction, q1, q3 = (time.get(key) for key in ("copy_fraction", "q1_us", "q3_us"))
+    median, host = time["median_us"], time.get("host_us")
+    waits = f" (host {duration(host)})" if host and host > median else ""
     return {
         "label": evidence.label(record), "impl": str(record.cell["impl"]),
-        "device": str(time.get("device")), "median": duration(time["median_us"]),
+        "device": str(time.get("device")), "median": duration(median) + waits,
         "quartiles": f"{duration(q1)} to {duration(q3)}" if q1 and q3 else "",
         "fraction": "" if fraction is None else digits(fraction, 2), "memory": memory(record),
     }  # fmt: skip
