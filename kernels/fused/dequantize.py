@@ -115,7 +115,9 @@ def _dequantize_kernel(
     else:
         magnitude = scale & 0x7F
         factor = tl.where(magnitude == 0x7F, float("nan"), e4m3_decode(magnitude))
-        factor = tl.where(scale > 0x7F, -factor, factor)
+        # the sign as a bit: triton negates by 0 - x, which makes -0 of no zero
+        sign = (scale & 0x80) << 24
+        factor = (factor.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
         overall = tl.load(g_ptr + i // matrix, mask=inside, other=0.0)
         low, high = low * factor * overall, high * factor * overall
     k = tl.program_id(0).to(tl.int64) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK).to(tl.int64)

@@ -254,10 +254,11 @@ def swap_kernel(x, half, blocks, UNITS: tl.constexpr, VECTOR: tl.constexpr):
     """Both halves of every matrix change places, each tile pair in registers; x is [matrices, 2,
     half]."""
     pid = tl.program_id(0)
-    unit = (pid % blocks) * UNITS + tl.arange(0, UNITS)
+    unit = (pid % blocks).to(tl.int64) * UNITS + tl.arange(0, UNITS)
+    half = tl.full((), 0, tl.int64) + half  # a size of 1 is a constant, without .to
     first = x + (pid // blocks).to(tl.int64) * (2 * half) * VECTOR
-    first += (unit.to(tl.int64) * VECTOR)[:, None] + tl.arange(0, VECTOR)[None, :]
-    second = first + half.to(tl.int64) * VECTOR
+    first += (unit * VECTOR)[:, None] + tl.arange(0, VECTOR)[None, :]
+    second = first + half * VECTOR
     inside = (unit < half)[:, None]
     gate, up = tl.load(first, mask=inside), tl.load(second, mask=inside)
     tl.store(first, up, mask=inside)
