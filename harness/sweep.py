@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from harness import env_worker, grid, launch, pool, rows, runs, table, timing
+from harness import env_worker, grid, launch, pool, rows, runs, sampling, table
 from harness.journal import Journal
 
 BASE_BYTES = 640 << 20  # a worker with torch and triton loaded, and what it keeps between cells
@@ -169,7 +169,7 @@ def estimate_bytes(cell: dict[str, Any]) -> int:
 @cache
 def _timing_bytes() -> int:
     """What a time on the CPU takes: the buffer that empties the cache, and the copy's two."""
-    cached = timing.llc_bytes(torch.device("cpu"))
+    cached = sampling.llc_bytes(torch.device("cpu"))
     return max(512 << 20, 4 * cached) + max(256 << 20, 8 * cached)
 
 

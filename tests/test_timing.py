@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from harness import UsageError, rows, telemetry, timing
+from harness import UsageError, rows, sampling, telemetry, timing
 
 WARM = timing.Plan(cache="warm", min_samples=8, max_samples=8, warmup_ms=1.0, noisy_rel_iqr=1e9)
 CPU = torch.device("cpu")
@@ -72,15 +72,15 @@ def test_the_first_call_is_apart():
 
 def test_sampling_stops_when_the_spread_is_small_and_not_before():
     plan = timing.Plan(cache="warm", min_samples=12, max_samples=400, max_seconds=30, rel_iqr=1e9)
-    samples, _, _ = timing.sample(lambda: time.sleep(0.001), plan, CPU)
+    samples, _, _ = sampling.sample(lambda: time.sleep(0.001), plan, CPU)
     assert len(samples) == 12
     plan = timing.Plan(cache="warm", min_samples=12, max_samples=40, max_seconds=30, rel_iqr=0.0)
-    assert len(timing.sample(lambda: time.sleep(0.001), plan, CPU)[0]) == 40
+    assert len(sampling.sample(lambda: time.sleep(0.001), plan, CPU)[0]) == 40
 
 
 def test_short_warm_calls_are_repeated_within_a_sample():
     plan = timing.Plan(cache="warm", min_samples=8, max_samples=8)
-    samples, calls, _ = timing.sample(lambda: None, plan, CPU)
+    samples, calls, _ = sampling.sample(lambda: None, plan, CPU)
     assert calls > 100 and max(samples) < 10
 
 
@@ -94,22 +94,22 @@ def test_cold_flushes_before_each_sample_and_outside_it(monkeypatch):
             time.sleep(0.02)
 
     def empty(size, **kwargs):
-        assert size * 8 >= 4 * timing.llc_bytes(CPU)
+        assert size * 8 >= 4 * sampling.llc_bytes(CPU)
         monkeypatch.setattr(torch, "empty", real)
         return Buffer()
 
     monkeypatch.setattr(torch, "empty", empty)
     plan = timing.Plan(min_samples=4, max_samples=4, flush_bytes=1)
-    samples, _, _ = timing.sample(lambda: events.append("call"), plan, CPU)
+    samples, _, _ = sampling.sample(lambda: events.append("call"), plan, CPU)
     assert events == ["flush", "call"] * 7  # three to probe, four samples
     assert max(samples) < 20_000
 
 
 def test_the_flush_outlasts_the_hosts_queueing():
-    assert timing.flushes(0.0, 130.0) == 1
-    assert timing.flushes(800.0, 130.0) == 10  # 1.5 times 800 us, in flushes of 130
-    assert timing.flushes(1e6, 130.0) == timing.MOST_FLUSHES
-    assert timing.queueing_us(lambda: None, CPU) is None  # there the host is the device
+    assert sampling.flushes(0.0, 130.0) == 1
+    assert sampling.flushes(800.0, 130.0) == 10  # 1.5 times 800 us, in flushes of 130
+    assert sampling.flushes(1e6, 130.0) == sampling.MOST_FLUSHES
+    assert sampling.queueing_us(lambda: None, CPU) is None  # there the host is the device
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -146,7 +146,7 @@ def test_what_cannot_be_true_is_null_with_a_reason(monkeypatch):
 
 def test_a_warm_cache_may_beat_memory_but_only_if_the_data_fits():
     slow = lambda: time.sleep(0.001)
-    fits = timing.llc_bytes(CPU)
+    fits = sampling.llc_bytes(CPU)
     assert measure(slow, useful_bytes=fits)[1] is None
     assert measure(slow, useful_bytes=5 * fits)[1] == "IMPOSSIBLE"
 
