@@ -78,7 +78,7 @@ def launches(target: str) -> dict[str, tuple[dict[str, Any], int, int]]:
         {
             "module": "kernels.fused.rearrange_kernels", "kernel": "swap_kernel",
             "pointers": {"x": "*i32"}, "integers": {"half": 16, "blocks": 7},
-            "constants": {"UNITS": 128, "VECTOR": 4}, "num_stages": 3,
+            "constants": {"UNITS": 128, "VECTOR": 4, "WIDE": False}, "num_stages": 3,
             "num_warps": tile_for(table, "swap").rows_warps,
         },
         16, 16,

