@@ -78,7 +78,7 @@ def swap_halves_(x: torch.Tensor, dim: int, *, tile: Tile | None = None) -> None
     with _on(x):
         swap_kernel[(before * blocks,)](
             _typed(x, word), half, blocks,
-            UNITS=tile.rows_units, VECTOR=vector, WIDE=blocks * tile.rows_units >= 1 << 31,
+            UNITS=tile.rows_units, VECTOR=vector, WIDE=blocks * tile.rows_units >= 1 << 30,
             num_warps=tile.rows_warps,
         )  # fmt: skip
 

@@ -256,15 +256,16 @@ def swap_kernel(
     """Both halves of every matrix change places, each tile pair in registers; x is [matrices, 2,
     half].
 
-    WIDE: half passes 2**31; otherwise 32 bits count units, with which the copy is 10 % faster.
+    WIDE: both halves pass 2**31 units. In 32 bits the compiler loads the first half first, which
+    is 10 % faster on an H200 than the other order.
     """
     pid = tl.program_id(0)
     block = (pid % blocks).to(tl.int64) if WIDE else pid % blocks
     unit = block * UNITS + tl.arange(0, UNITS)
-    half = tl.full((), 0, tl.int64) + half  # a size of 1 is a constant, without .to
-    first = x + (pid // blocks).to(tl.int64) * (2 * half) * VECTOR
+    pair = 2 * tl.cast(half, tl.int64) if WIDE else 2 * half
+    first = x + (pid // blocks).to(tl.int64) * pair * VECTOR
     first += (unit.to(tl.int64) * VECTOR)[:, None] + tl.arange(0, VECTOR)[None, :]
-    second = first + half * VECTOR
+    second = first + tl.cast(half, tl.int64) * VECTOR  # a size of 1 is a constant, without .to
     inside = (unit < half)[:, None]
     gate, up = tl.load(first, mask=inside), tl.load(second, mask=inside)
     tl.store(first, up, mask=inside)
