@@ -1,5 +1,9 @@
 """Whether prepared weights are right, how fast that was, and what changed: `python -m harness`."""
 
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent  # where conf, results, reports and docs are
+
 
 class UsageError(ValueError):
     """A command line, config or file that cannot be used: one sentence, exit code 4."""

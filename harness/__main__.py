@@ -14,15 +14,24 @@ import traceback
 from harness import UsageError, suggest
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "sweep": ("harness.sweep", "run a grid of cells: checks, digests, time, memory, code, bound"),
-    "gate": ("harness.gate", "compare a run with a baseline and fail on what got worse"),
-    "compare": ("harness.compare", "say what differs between targets, versions or implementations"),
+    "sweep": (
+        "harness.run.sweep",
+        "run a grid of cells: checks, digests, time, memory, code, bound",
+    ),
+    "gate": ("harness.gate.command", "compare a run with a baseline and fail on what got worse"),
+    "compare": (
+        "harness.compare.targets",
+        "say what differs between targets, versions or implementations",
+    ),
     "report": ("harness.report", "write the page, the tables and the figures of a run"),
     "show": ("harness.show", "show a layout: its pattern, its padding, where an element goes"),
-    "list": ("harness.listing", "list every axis of a sweep and its values"),
-    "env": ("harness.envs", "build or check the version environments of env="),
-    "bench": ("harness.bench", "time routines on this machine's device"),
-    "checkpoint": ("harness.checkpoint", "write a small FP4 checkpoint of each kind, for source="),
+    "list": ("harness.plan.listing", "list every axis of a sweep and its values"),
+    "env": ("harness.env.envs", "build or check the version environments of env="),
+    "bench": ("harness.measure.bench", "time routines on this machine's device"),
+    "checkpoint": (
+        "harness.run.checkpoint",
+        "write a small FP4 checkpoint of each kind, for source=",
+    ),
 }
 
 EXAMPLES = """\

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 import kernels
-from harness.source import synthetic
+from harness.run.source import synthetic
 from kernels.prepare import PATHS, prepare
 from kernels.prepared import PER_EXPERT, PreparedLayer
 from kernels.weights import MoEWeights

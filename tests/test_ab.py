@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import kernels
-from harness import UsageError, ab, ab_suite, ab_worker, stats
+from harness import UsageError
 from harness.__main__ import main as harness_main
-from harness.ab_pair import Pair, Setup, worktree
-from harness.gate_rules import Limits
+from harness.gate import ab, ab_suite, ab_worker
+from harness.gate.ab_pair import Pair, Setup, worktree
+from harness.gate.rules import Limits
+from harness.measure import stats
 
 ROOT = Path(kernels.__file__).resolve().parent.parent
 TIMING = {

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import kernels
-from harness import judge
-from harness.source import synthetic
+from harness.check import judge
+from harness.run.source import synthetic
 from kernels import activations, consumers, moe, readback
 from kernels.errors import LayoutError
 from kernels.prepare import PATHS, prepare

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness import checks, expected, index_checks, small
-from harness.job import Job, Made, Result
+from harness.check import checks, expected, index_checks
+from harness.run import small
+from harness.run.job import Job, Made, Result
 from kernels import formats
 from kernels.catalog import LAYOUTS
 from kernels.layout import Layout

@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from harness import UsageError, codegen, codegen_gate, consumers, isa_amd, isa_nvidia, preparers
-from harness.chips import CHIPS
+from harness import UsageError
+from harness.check import consumers
+from harness.codegen import compiler as codegen
+from harness.codegen import isa_amd, isa_nvidia, preparers
+from harness.codegen import rules as codegen_gate
+from harness.codegen.chips import CHIPS
 from kernels.catalog import LAYOUTS
 from kernels.fused.consume import matmul_launch
 from kernels.select import choose_mxfp4, should_use_cdna4_mx_scale_swizzle
@@ -274,8 +278,10 @@ def test_occupancy_is_limited_by_what_is_scarce(arch):
 
 def test_cell_of_an_absent_device_has_code_and_passes_the_gate(code, monkeypatch, tmp_path):
     """gfx950 without an AMD device: the row's evidence, and the gate on a planted loss."""
-    from harness import bound, config, gate_rules
-    from harness.grid import plan
+    from harness.codegen import bound
+    from harness.gate import rules as gate_rules
+    from harness.plan import config
+    from harness.plan.grid import plan
 
     monkeypatch.setenv(codegen.CACHE_VARIABLE, str(tmp_path))
     (cell,) = plan(["hw=gfx950", "model=gpt_oss_120b", "path=mxfp4_triton", "tp_size=1"]).cells
@@ -298,7 +304,7 @@ def test_cell_of_an_absent_device_has_code_and_passes_the_gate(code, monkeypatch
 
 
 def test_segments_and_bank_conflicts_by_index_map():
-    from harness import bound
+    from harness.codegen import bound
 
     chip = CHIPS["sm90"]
     strided = bound.of_layout(STRIDED, 256, 128, chip)

@@ -5,9 +5,12 @@ import time
 
 import pytest
 
-from harness import UsageError, codegen, compare, compare_show
-from harness.chips import CHIPS
-from harness.config import group_config
+from harness import UsageError
+from harness.codegen import compiler as codegen
+from harness.codegen.chips import CHIPS
+from harness.compare import tables as compare_show
+from harness.compare import targets as compare
+from harness.plan.config import group_config
 from kernels.catalog import LAYOUTS
 
 
@@ -133,7 +136,7 @@ def test_measure_without_a_device_is_exit_3(capsys):
 
 
 def test_env_and_impl_go_to_compare_env(monkeypatch):
-    from harness import compare_env
+    from harness.compare import versions as compare_env
 
     seen = []
     monkeypatch.setattr(compare_env, "main", lambda argv: seen.append(argv) or 1)
@@ -142,13 +145,13 @@ def test_env_and_impl_go_to_compare_env(monkeypatch):
 
 
 def test_every_compiler_target_has_a_consumer():
-    from harness import consumers
+    from harness.check import consumers
 
     assert set(consumers.CONFIG) == set(CHIPS)
 
 
 def test_break_even_is_preparation_over_saving_and_noise_decides_nothing():
-    from harness import consumer_time
+    from harness.measure import consumer_time
 
     row = lambda m, variant, us, iqr=0.01: {
         "model": "x", "matrix": "w13", "m": m, "variant": variant, "median_us": us, "rel_iqr": iqr,
@@ -168,7 +171,7 @@ def test_break_even_is_preparation_over_saving_and_noise_decides_nothing():
 
 
 def test_measured_points_exceed_the_cache_and_cover_both_variants():
-    from harness import consumer_time
+    from harness.measure import consumer_time
 
     model = group_config("model", "gpt_oss_120b")
     points = consumer_time.points([model], [1, 1024], "sm90")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness import UsageError, config
+from harness import UsageError
 from harness.__main__ import main
+from harness.plan import config
 
 OPTIONS = [(group, option) for group, options in config.groups().items() for option in options]
 

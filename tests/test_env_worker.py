@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import kernels
-from harness import env_worker, envs, grid
-from harness.env_worker import Worker, WorkerDied, WorkerTimeout, is_apart
+from harness.env import envs
+from harness.env import worker as env_worker
+from harness.env.worker import Worker, WorkerDied, WorkerTimeout, is_apart
+from harness.plan import grid
 
 CURRENT = envs.load("current")
 PATCH = """

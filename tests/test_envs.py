@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import UsageError, envs
-from harness.envs import Env, EnvError, Package
+from harness import UsageError
+from harness.env import envs
+from harness.env.envs import Env, EnvError, Package
 
 TAG = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 IDNA = Package(("idna==3.20",))

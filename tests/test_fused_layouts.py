@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.codegen import compile_many
+from harness.codegen.compiler import compile_many
 from kernels.catalog import LAYOUTS
 from kernels.fused.rearrange import describe
 from kernels.fused.tiles import tile_for
@@ -95,6 +95,17 @@ def test_code_has_no_spill_and_16_byte_accesses(target: str) -> None:
         assert record["spills"] == 0 and record["stack_bytes"] == 0, (name, record)
         assert set(record["global_loads"]) == {str(load)}, (name, record["global_loads"])
         assert set(record["global_stores"]) == {str(store)}, (name, record["global_stores"])
+
+
+def test_a_size_or_stride_of_one_is_a_constant_and_compiles() -> None:
+    """triton makes a plain number of it, which the interpreter does not."""
+    one = lambda v: type(v)(1 for _ in v) if isinstance(v, (list, tuple)) else 1
+    named = [launch for launch, _, _ in launches("sm90").values()]
+    changed = [
+        launch | {"integers": {name: one(v) for name, v in launch["integers"].items()}}
+        for launch in named
+    ]
+    compile_many([(launch, "sm90") for launch in changed])
 
 
 def test_shapes_share_compilations() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.codegen import compile_many
+from harness.codegen.compiler import compile_many
 from kernels.fused.quantize import ACROSS, BLOCKS, LARGEST, TILES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,6 +108,38 @@ for half in (False, True):
     )
 
 
+def small(
+    module: str, kernel: str, pointers: str, integers: str, **constants: Any
+) -> dict[str, Any]:
+    """A kernel whose launch has nothing but sizes. pointers: NAME=TYPE words."""
+    return {
+        "module": f"kernels.fused.{module}", "kernel": kernel,
+        "pointers": dict(word.split("=") for word in pointers.split()),
+        "integers": dict.fromkeys(integers.split(), 16), "constants": constants,
+        "num_warps": 4, "num_stages": 3,
+    }  # fmt: skip
+
+
+SMALL = {
+    f"dequantize {'mxfp4' if e8m0 else 'nvfp4'}": small(
+        "dequantize", "_dequantize_kernel", "q_ptr=*u8 s_ptr=*u8 g_ptr=*fp32 out_ptr=*fp32",
+        "numel width groups matrix", GROUP=16 if e8m0 else 8, E8M0=e8m0, BLOCK=1024,
+    )
+    for e8m0 in (True, False)
+} | {
+    "pack": small(
+        "dequantize", "_pack_kernel", "codes_ptr=*u8 packed_ptr=*u8", "numel", BLOCK=1024
+    ),
+    "unpack": small(
+        "dequantize", "_unpack_kernel", "packed_ptr=*u8 codes_ptr=*u8", "numel", BLOCK=1024
+    ),
+    "merge": small(
+        "quantize_kernels", "merge_kernel", "s_ptr=*u8 ratio_ptr=*fp32 out_ptr=*u8",
+        "numel rows groups", INTERLEAVED=False, BLOCK=1024,
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.timeout(600)
 def test_suite_against_the_reference() -> None:
     """On a GPU the compiled kernels, elsewhere the interpreter."""
@@ -131,3 +163,21 @@ def test_code_has_no_spill_and_wide_loads(target: str) -> None:
         assert record["spills"] == 0 and record["stack_bytes"] == 0, (name, record)
         wide = 8 if "across_pairs" in name else 16  # 128 contiguous bytes of two k a warp
         assert max(map(int, record["global_loads"])) == wide, (name, record)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_code_of_the_small_kernels_has_no_spill(target: str) -> None:
+    for name, record in zip(
+        SMALL, compile_many([(launch, target) for launch in SMALL.values()]), strict=True
+    ):
+        assert record["spills"] == 0 and record["stack_bytes"] == 0, (name, record)
+
+
+def test_a_size_or_stride_of_one_is_a_constant_and_compiles() -> None:
+    """triton makes a plain number of it, which the interpreter does not."""
+    launches = LAUNCHES | PAIRED | SMALL
+    compile_many([(ones(launch), "sm90") for launch in launches.values()])
+
+
+def ones(launch: dict[str, Any]) -> dict[str, Any]:
+    return launch | {"integers": dict.fromkeys(launch["integers"], 1)}

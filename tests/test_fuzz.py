@@ -16,9 +16,10 @@ import pytest
 import torch
 
 import kernels
-from harness import UsageError, config, grid, rows
-from harness.cell import run_cell
-from harness.reader import Checkpoint
+from harness import UsageError, rows
+from harness.plan import config, grid
+from harness.run.cell import run_cell
+from harness.run.reader import Checkpoint
 from kernels.errors import LayoutError
 
 OVERRIDES, SHAPES, CELLS, HEADERS = 400, 700, 100, 800

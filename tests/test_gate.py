@@ -6,8 +6,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from harness import UsageError, baseline, gate, gate_join, gate_rules, rows
+from harness import UsageError, rows
 from harness.__main__ import main as harness_main
+from harness.gate import baseline
+from harness.gate import command as gate
+from harness.gate import join as gate_join
+from harness.gate import rules as gate_rules
 
 LIMITS = gate_rules.Limits()
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import kernels
-from harness import judge
-from harness.source import synthetic
+from harness.check import judge
+from harness.run.source import synthetic
 from kernels import consumers
 from kernels import prepare as preparation
 from kernels import weights as checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import memory
+from harness.measure import memory
 
 MIB = 2**20
 

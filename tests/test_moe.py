@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.source import synthetic
+from harness.run.source import synthetic
 from kernels import moe, readback
 from kernels.activations import ACTIVATIONS
 from kernels.errors import LayoutError

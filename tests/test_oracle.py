@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import oracle
+from harness.check import oracle
 from kernels import catalog
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -1,4 +1,4 @@
-"""A package that offers its own routine through the `harness.impls` entry point."""
+"""A package that offers its own routine through the `harness.env.impls` entry point."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def package(tmp_path: Path) -> Path:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mylab\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[harness.impls]\nmylab = mylab:ROUTINES\nmylab_right = mylab_right\n"
+        "[harness.env.impls]\nmylab = mylab:ROUTINES\nmylab_right = mylab_right\n"
     )
     return tmp_path
 

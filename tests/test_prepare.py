@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kernels
-from harness.source import synthetic
+from harness.run.source import synthetic
 from kernels import prepared as prepared_module
 from kernels.catalog import LAYOUTS
 from kernels.errors import LayoutError

@@ -4,7 +4,11 @@ import json
 
 import pytest
 
-from harness import UsageError, baseline, gate_join, gate_rules, pytest_bench, rows
+from harness import UsageError, rows
+from harness.gate import baseline
+from harness.gate import join as gate_join
+from harness.gate import rules as gate_rules
+from harness.measure import pytest_bench
 
 
 def entry(**changes):

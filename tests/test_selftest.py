@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness import UsageError, ab_suite, selftest
+from harness import UsageError
+from harness.gate import ab_suite, selftest
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness import truth
+from harness.plan import truth
 from kernels import pads
 from kernels.errors import LayoutError
 from kernels.shard import plan
@@ -159,4 +159,4 @@ def test_the_truth_command_notices_a_page_that_is_not_current(monkeypatch, capsy
     assert truth.main(["--check"]) == 0
     monkeypatch.setattr(truth, "page", lambda: truth.PAGE.read_text() + "more\n")
     assert truth.main(["--check"]) == 2
-    assert "python -m harness.truth" in capsys.readouterr().out
+    assert "python -m harness.plan.truth" in capsys.readouterr().out

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from harness import UsageError, checkpoint, reader, rows, source
+from harness import UsageError, rows
 from harness.__main__ import main
+from harness.run import checkpoint, reader, source
 from kernels import formats
 
 P = "model.layers.0.mlp.experts"

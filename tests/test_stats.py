@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats as sps
 
-from harness import simulate, stats
+from harness.gate import simulate
+from harness.measure import stats
 
 RULE = stats.Rule()
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import grid, rows, runs
+from harness import rows
 from harness.__main__ import main
-from harness.routines import ROUTINES
+from harness.plan import grid
+from harness.plan.routines import ROUTINES
+from harness.run import runs
 
 ROOT = Path(__file__).parent.parent
 HERE = ["workers=0", "codegen=false", "report=false"]

@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from harness import UsageError, rows, sampling, telemetry, timing
+from harness import UsageError, rows
+from harness.measure import sampling, telemetry, timing
 
 WARM = timing.Plan(cache="warm", min_samples=8, max_samples=8, warmup_ms=1.0, noisy_rel_iqr=1e9)
 CPU = torch.device("cpu")
@@ -175,7 +176,7 @@ def test_workers_of_one_harness_process_are_no_strangers_and_a_shells_are(tmp_pa
     code = (
         "import subprocess, sys\n"
         "a = subprocess.Popen(['sleep', '60'])\n"
-        "ask = 'import sys, os; from harness import telemetry; '\n"
+        "ask = 'import sys, os; from harness.measure import telemetry; '\n"
         "ask += 'print(telemetry.others(dict(pids=[os.getpid(), int(sys.argv[1])])))'\n"
         "out = subprocess.run([sys.executable, '-c', ask, str(a.pid)], stdout=subprocess.PIPE)\n"
         "a.kill()\n"

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
-from harness import compare_env, env_worker, envs, grid
-from harness.env_worker import Worker
-from harness.envs import EnvError
+from harness.compare import versions as compare_env
+from harness.env import envs
+from harness.env import worker as env_worker
+from harness.env.envs import EnvError
+from harness.env.worker import Worker
+from harness.plan import grid
 from harness.vendor import table
 
 pytestmark = pytest.mark.timeout(600)

@@ -3,7 +3,7 @@
 An adapter module has `probe()`, which says whether its library is importable, which version, and
 from where; `ROUTINES`, public routines of `kernels` by name with their signatures, served by the
 library's own functions; and `LAYOUTS`, catalog names to functions [E, n, k] uint8 -> [E, bytes] in
-memory order. Sweeps run a vendor in a process of its own (`harness.env_worker`): `kernels` is also
+memory order. Sweeps run a vendor in a process of its own (`harness.env.worker`): `kernels` is also
 the import name of a Hugging Face package that these libraries may pull in. An absent library is
 NOT_INSTALLED, never passed.
 """

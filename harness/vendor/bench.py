@@ -18,8 +18,10 @@ from typing import Any
 
 import torch
 
-from harness import UsageError, impls, memory, plugins, rows, timing, vendor
-from harness.runs import commit
+from harness import UsageError, rows, vendor
+from harness.env import impls, plugins
+from harness.measure import memory, timing
+from harness.run.runs import commit
 from kernels.errors import LayoutError
 
 T = torch.Tensor

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from harness import UsageError, vendor
-from harness.envs import ROOT, EnvError, load
+from harness import ROOT, UsageError, vendor
+from harness.env.envs import EnvError, load
 from harness.vendor.trial import EXPERTS, judge, quantizer, round_trip, shapes, source, view_bytes
 from kernels.catalog import LAYOUTS
 
@@ -89,7 +89,7 @@ def measure(name: str, device: str = "cpu") -> list[dict[str, Any]]:
 
 def collect(columns: tuple[tuple[str, str, str], ...] = COLUMNS) -> list[Record]:
     """Records of every env that is built; one that is not gives one record, NOT_INSTALLED."""
-    from harness.env_worker import Worker, WorkerDied, WorkerFailed, WorkerTimeout
+    from harness.env.worker import Worker, WorkerDied, WorkerFailed, WorkerTimeout
 
     out: list[Record] = []
     for env, name, _ in columns:

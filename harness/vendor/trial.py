@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from harness import vendor
-from harness.where import differ
+from harness.check.where import differ
 from kernels import resolve
 from kernels.errors import LayoutError
 from kernels.layout import Layout

@@ -113,8 +113,8 @@ def describe(
     layout: Layout, n: int, k: int, *, item: int = 1, align: tuple[int, int] = (16, 16),
     turned: bool = False, back: bool = False, target: str = "sm90",
 ) -> dict[str, object]:  # fmt: skip
-    """The launch for contiguous matrices [n, k] (or their transposes, `turned`) as data: what
-    `harness.codegen` compiles for a target that is not here. target: the tile table's key."""
+    """The launch for contiguous matrices [n, k] (or their transposes, `turned`) as data, to
+    compile for a target that is not here (`harness.codegen`). target: the tile table's key."""
     sizes = tuple(layout.sizes.items())
     strides = (n * k, 1, n) if turned else (n * k, k, 1)
     steps = plan(layout, sizes, n, k, item, strides, align, target)

@@ -1,6 +1,6 @@
 """Tile sizes of the layout kernels: one literal table per target, found by measurement.
 
-The numbers of sm90 come from `python -m harness.tune` on an H200 (docs/findings.md, 2026-11-30);
+The numbers of sm90 come from `python -m harness.measure.tune` on an H200 (docs/findings.md);
 every NVIDIA GPU takes them. AMD's are sm90's with half the warps, since a wavefront has 64 lanes,
 and were not measured.
 """

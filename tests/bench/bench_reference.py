@@ -1,7 +1,7 @@
 """CPU times of the reference routines by pytest-benchmark; `harness gate run=FILE.json` reads them.
 
 Each benchmark says its cell and its useful bytes, and runs with a warm cache on two experts of
-gpt-oss-120b (`harness.ab_suite`). That the routine is right is the test suite's business; here two
+gpt-oss-120b (`harness.gate.ab_suite`). That the routine is right the test suite says; here two
 calls have to agree before one is timed.
 """
 
@@ -10,7 +10,9 @@ import torch
 import triton
 
 import kernels
-from harness import ab_suite, rows, timing
+from harness import rows
+from harness.gate import ab_suite
+from harness.measure import timing
 
 EXPERTS = 2
 

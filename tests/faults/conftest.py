@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from faulty_sweeps import Site
 
-from harness import runs
+from harness.run import runs
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Sweeps whose cells cost nothing, so that a run takes tenths of a second and can be killed often.
 
 `env.python=STUB` names the interpreter of a cell's worker. The stub runs the real child of
-`harness.env_child`, with the op `cell` replaced: no torch, a row from the cell's key, and a fault
+`harness.env.child`, with the op `cell` replaced: no torch, a row from the cell's key, and a fault
 where the cell's seed is in its table. The sweep itself runs in a fork of the test's process.
 """
 
@@ -16,12 +16,14 @@ from typing import Any
 
 import psutil
 
-from harness import rows, runs
+from harness import rows
 from harness.__main__ import main
+from harness.run import runs
 
 STUB = """#!{python} -S
 import ctypes, hashlib, os, signal, sys, time
-from harness import env_child, rows
+from harness import rows
+from harness.env import child as env_child
 
 FAULTS = {faults!r}
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from harness import env_worker, grid, rows
+from harness import rows
 from harness.__main__ import main
-from harness.env_worker import Worker
+from harness.env import worker as env_worker
+from harness.env.worker import Worker
+from harness.plan import grid
 
 FAULTS = {  # of the stub -> (status, what the reason says)
     "segv": ("crashed", "signal SIGSEGV: Fatal Python error: Segmentation fault"),
@@ -85,7 +87,7 @@ def test_a_flood_of_stderr_is_not_kept_on_disk(site: Any, monkeypatch: pytest.Mo
 PATCH = """
 import ctypes, os, time
 import torch
-from harness import checks
+from harness.check import checks
 from kernels.reference.nvfp4 import swizzle_blockscale as right
 
 def fine(scale, **options):

@@ -15,7 +15,7 @@ import faulty_sweeps as faulty
 import pytest
 
 from harness import UsageError, rows
-from harness.journal import Journal, RowsLost, state_of
+from harness.run.journal import Journal, RowsLost, state_of
 
 RESUME = ("report=false", "workers=2")
 

@@ -15,7 +15,7 @@ import faulty_sweeps as faulty
 import pytest
 
 from harness import rows
-from harness.journal import state_of
+from harness.run.journal import state_of
 
 CELLS = 24
 SECONDS = 0.02  # of one cell: a run takes about 0.5 s
@@ -142,7 +142,7 @@ def _wait(ready: Any, seconds: float = 60.0) -> None:
 def test_resume_refuses_what_changed_unless_forced(
     site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness import runs
+    from harness.run import runs
 
     stub = site.stub(0.3)
     pid = site.start(site.argv(stub, 10, "run_id=one"))

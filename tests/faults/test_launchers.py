@@ -15,8 +15,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from harness import UsageError, launch, launch_ray, pool, rows
-from harness.journal import state_of
+from harness import UsageError, rows
+from harness.run import launch, launch_ray, pool
+from harness.run.journal import state_of
 
 GRID = [
     "hw=b200", "model=ragged", "path=nvfp4_cutlass,swizzle_blockscale", "tp_size=1,2",

@@ -10,7 +10,7 @@ import resource
 import time
 from typing import Any
 
-from harness import runs, table
+from harness.run import runs, table
 
 COUNT = 1000
 

@@ -1,0 +1,1 @@
+"""What differs between targets, between library versions, between implementations."""

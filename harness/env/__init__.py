@@ -1,0 +1,1 @@
+"""Under which versions, and by whose code, a cell is computed."""

@@ -1,0 +1,1 @@
+"""What got worse: a run against a baseline, and one revision against another."""
