@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import kernels
-from kernels import activations, consumers, pads, shard
+from kernels import activations, consumers, one_pass, pads, shard
 from kernels.catalog import LAYOUTS
 from kernels.errors import LayoutError
 from kernels.layout import round_up
@@ -116,9 +116,10 @@ def prepare(
         path, target, weights.activation, tp_size=tp_size, num_warps=num_warps,
         torch_version=torch_version, generation=generation,
     )  # fmt: skip
-    state = _State(weights, plan, reads, options, impl, resolve or kernels.resolve)
+    state = State(weights, plan, reads, options, impl, resolve or kernels.resolve)
+    taken = STEPS | (one_pass.steps(state) if impl == "fused" else {})
     for step in PATHS[path].steps:
-        STEPS[step](state)
+        taken[step](state)
     for name, tensor in state.tensors.items():
         if _borrowed(state, tensor):
             state.tensors[name] = tensor.clone()
@@ -133,7 +134,7 @@ def prepare(
 
 
 @dataclass
-class _State:
+class State:
     """The layer between two steps. tensors hold the rank's share, padded, in the order so far."""
 
     weights: MoEWeights
@@ -146,6 +147,7 @@ class _State:
     padded: dict[str, tuple[int, int]] = field(default_factory=dict)
     views: dict[str, torch.Tensor] = field(default_factory=dict)
     row_order: str = "plain"
+    shares: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @cached_property
     def checkpoint(self) -> frozenset[int]:
@@ -156,7 +158,7 @@ class _State:
         return self.resolve(name, self.impl)
 
 
-def _shard_and_pad(state: _State) -> None:
+def _shard_and_pad(state: State) -> None:
     """Shard by whole blocks and pad each half, in one copy; none where the share is one slice.
 
     Rows come as [gate; up]; triton's swigluoai epilogue reads gate and up from neighbouring
@@ -174,7 +176,7 @@ def _shard_and_pad(state: _State) -> None:
             state.padded[name] = (tensor.shape[1], tensor.shape[2] if tensor.ndim == 3 else 1)
 
 
-def _merge_global_scales(state: _State) -> None:
+def _merge_global_scales(state: State) -> None:
     """One global scale for gate and up: block scales of the smaller half are rescaled, codes
     kept."""
     scale_2 = state.tensors.get("w13_scale_2")
@@ -186,7 +188,7 @@ def _merge_global_scales(state: _State) -> None:
     state.tensors |= {"w13_scale": scale, "w13_scale_2": merged}
 
 
-def _share_activation_scales(state: _State) -> None:
+def _share_activation_scales(state: State) -> None:
     """One activation scale for all experts, stored once per expert (no stride of 0)."""
     for name in ("a13_scale", "a2_scale"):
         if name in state.tensors:
@@ -196,7 +198,7 @@ def _share_activation_scales(state: _State) -> None:
             state.tensors[name] = amax.repeat(state.plan.expert_count)
 
 
-def _up_first(state: _State) -> None:
+def _up_first(state: State) -> None:
     """Exchange gate and up rows of weight, scale and bias."""
     if not state.plan.gated:
         return
@@ -207,7 +209,7 @@ def _up_first(state: _State) -> None:
     state.row_order = "up|gate"
 
 
-def _cutedsl(state: _State) -> None:
+def _cutedsl(state: State) -> None:
     """Up first, interleaved by 64, scales swizzled 128x4; the kernel's MMA view of the scales."""
     t, plan = state.tensors, state.plan
     one = torch.ones(plan.expert_count, device=t["w13_weight"].device)
@@ -220,12 +222,12 @@ def _cutedsl(state: _State) -> None:
     names = ("w13_weight", "w13_scale", "w13_scale_2", "a13_scale", "w2_weight", "w2_scale",
              "w2_scale_2", "a2_scale")  # fmt: skip
     t |= {name: x for name, x in zip(names, done, strict=True) if name in t}
-    _order_biases(state)
+    order_biases(state)
     for name in ("w13_scale", "w2_scale"):
         state.views[name] = state.routine("nvfp4_swizzled_scale_to_cutedsl_mma_view")(t[name])
 
 
-def _trtllm(state: _State) -> None:
+def _trtllm(state: State) -> None:
     """Rows interleaved by one and shuffled inside 32, then scales swizzled 128x4."""
     t, plan = state.tensors, state.plan
     names = ("w13_weight", "w13_scale", "w2_weight", "w2_scale")
@@ -234,17 +236,17 @@ def _trtllm(state: _State) -> None:
         plan.padded_hidden, plan.padded_intermediate, plan.expert_count, plan.gated,
     )  # fmt: skip
     t |= dict(zip(names, done, strict=True))
-    _order_biases(state)
+    order_biases(state)
 
 
-def _cutlass(state: _State) -> None:
+def _cutlass(state: State) -> None:
     """Scales swizzled 128x4; weights stay rows of k."""
     for name in ("w13_scale", "w2_scale"):
         state.tensors[name] = state.routine("swizzle_blockscale")(state.tensors[name])
-    _order_biases(state)
+    order_biases(state)
 
 
-def _quantize(state: _State) -> None:
+def _quantize(state: State) -> None:
     """bf16 to MXFP4 along k; a rank holds whole blocks, so this equals sharding the quantized
     layer."""
     for name in ("w13", "w2"):
@@ -255,7 +257,7 @@ def _quantize(state: _State) -> None:
             state.padded[f"{name}_{part}"] = (tensor.shape[1], tensor.shape[2])
 
 
-def _swizzle(state: _State) -> None:
+def _swizzle(state: State) -> None:
     """Values and scales in the layouts that `select.choose_mxfp4` names for the target."""
     o, pad_k = state.options, state.reads.scale_pad_k
     for name in ("w13", "w2"):
@@ -272,10 +274,10 @@ def _swizzle(state: _State) -> None:
             state.tensors[f"{name}_{part}"], state.views[f"{name}_{part}"] = storage, view
         n, groups = state.padded[f"{name}_scale"]
         state.padded[f"{name}_scale"] = (n, round_up(groups, pad_k))
-    _order_biases(state)
+    order_biases(state)
 
 
-STEPS: dict[str, Callable[[_State], None]] = {
+STEPS: dict[str, Callable[[State], None]] = {
     "shard_and_pad": _shard_and_pad,
     "merge_global_scales": _merge_global_scales,
     "share_activation_scales": _share_activation_scales,
@@ -288,7 +290,7 @@ STEPS: dict[str, Callable[[_State], None]] = {
 }
 
 
-def _order_biases(state: _State) -> None:
+def order_biases(state: State) -> None:
     """Bring the biases to the row order of their weights, a bias being a matrix of one column."""
     for name in ("w13_bias", "w2_bias"):
         if name in state.tensors:
@@ -298,7 +300,7 @@ def _order_biases(state: _State) -> None:
                 state.tensors[name] = rows.reshape(bias.shape).contiguous()
 
 
-def _borrowed(state: _State, tensor: torch.Tensor) -> bool:
+def _borrowed(state: State, tensor: torch.Tensor) -> bool:
     """Whether a tensor still is the checkpoint's memory: a reload in place must not write to it."""
     return tensor.untyped_storage().data_ptr() in state.checkpoint
 

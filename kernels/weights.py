@@ -112,12 +112,13 @@ TENSORS = tuple(f.name for f in fields(MoEWeights) if str(f.type).startswith("to
 
 def take(
     weights: MoEWeights, plan: ShardPlan, *, pairs: bool = False, borrow: Collection[str] = (),
-    strided: bool = False,
+    strided: bool = False, skip: Collection[str] = (),
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """The rank's share, padded with zeros: new tensors, one copy each, the weights unchanged.
 
     A tensor named in `borrow` whose share is one slice, unpadded and in the order asked for, is a
-    view of the checkpoint's memory instead; a contiguous one, unless `strided`.
+    view of the checkpoint's memory instead; a contiguous one, unless `strided`. Tensors named in
+    `skip` are left out.
 
     Rows of w13 come as [gate; up], each half padded by itself; with `pairs` they alternate gate, up
     and are padded at the end. w2_bias is the checkpoint's on tp_rank 0 and zero elsewhere, since
@@ -127,21 +128,11 @@ def take(
     plan.require()
     _check_plan(weights, plan)
     experts = slice(plan.expert_start, plan.expert_start + plan.expert_count)
-    block, per_byte = plan.block, 1 if plan.format == "bf16" else 2
-    rows = plan.parts * plan.padded_intermediate
-    shapes = {
-        "w13_weight": (rows, plan.padded_hidden // per_byte),
-        "w13_scale": (rows, plan.padded_hidden // block),
-        "w13_bias": (rows,),
-        "w2_weight": (plan.padded_hidden, plan.padded_intermediate // per_byte),
-        "w2_scale": (plan.padded_hidden, -(-plan.padded_intermediate // block)),
-        "w2_bias": (plan.padded_hidden,),
-    }
     sources = weights.tensors()
     taken = {}
     same_rows = not plan.gated or pairs == plan.interleaved
-    for name, shape in shapes.items():
-        if name not in sources:
+    for name, shape in padded_shapes(plan).items():
+        if name not in sources or name in skip:
             continue
         own = sources[name][experts]
         pieces = _pieces(plan).get(name, [])
@@ -167,6 +158,43 @@ def take(
         if name in sources:
             taken[name] = sources[name].to(torch.float32, copy=True)
     return taken
+
+
+@lru_cache(maxsize=256)
+def padded_shapes(plan: ShardPlan) -> dict[str, tuple[int, ...]]:
+    """Each tensor's shape on a rank, one expert, in the tensor's own units."""
+    block, per_byte = plan.block, 1 if plan.format == "bf16" else 2
+    rows = plan.parts * plan.padded_intermediate
+    return {
+        "w13_weight": (rows, plan.padded_hidden // per_byte),
+        "w13_scale": (rows, plan.padded_hidden // block),
+        "w13_bias": (rows,),
+        "w2_weight": (plan.padded_hidden, plan.padded_intermediate // per_byte),
+        "w2_scale": (plan.padded_hidden, -(-plan.padded_intermediate // block)),
+        "w2_bias": (plan.padded_hidden,),
+    }
+
+
+def share(
+    weights: MoEWeights, plan: ShardPlan, name: str, *, pairs: bool = False
+) -> torch.Tensor | None:
+    """A rank's part of a weight or scale without padding, as a view [experts, parts, rows, columns]
+    of the checkpoint's memory: w13 has parts gate and up, or one part of pairs. None where rows
+    would have to be woven, which no view can.
+    """
+    own = getattr(weights, name)[plan.expert_start : plan.expert_start + plan.expert_count]
+    if name.startswith("w2"):
+        pieces = _pieces(plan).get(name)
+        start, stop = (pieces[0].start, pieces[0].stop) if pieces else (0, 0)
+        return own[:, None, :, start:stop]
+    start, stop = plan.start, plan.start + plan.real
+    if not plan.gated:
+        return own[:, None, start:stop]
+    if pairs:
+        return own[:, None, 2 * start : 2 * stop] if plan.interleaved else None
+    if plan.interleaved:
+        return own.unflatten(1, (plan.intermediate, 2)).transpose(1, 2)[:, :, start:stop]
+    return own.unflatten(1, (2, plan.intermediate))[:, :, start:stop]
 
 
 @lru_cache(maxsize=256)

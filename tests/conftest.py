@@ -9,6 +9,7 @@ LONG = (
     "test_kills.py::test_fifty_kills_of_the_sweep_then_resume",
     "test_suite_against_the_reference[every_layout",
     "test_suite_against_the_reference[not every_layout",
+    "test_prepare.py::test_fused_suite_against_the_reference",
     "test_fused_quantize.py::test_suite_against_the_reference",
 )
 

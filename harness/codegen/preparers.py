@@ -22,7 +22,8 @@ def launch(layout: Layout, n: int, k: int, arch: str, experts: int = 8) -> dict[
 
     backend = "hip" if chip(arch).backend == "hip" else "sm90"
     sizes = tuple(layout.sizes.items())
-    steps = plan(layout, sizes, n, k, 1, (n * k if experts > 1 else 0, k, 1), (16, 16), backend)
+    strides = (n * k if experts > 1 else 0, n // layout.parts * k, k, 1)
+    steps = plan(layout, sizes, n, k, 1, strides, (16, 16), backend)
     target = 4 if layout.bits and steps.word == 1 else steps.word
     return {
         "module": "kernels.fused.rearrange",

@@ -31,7 +31,7 @@ def swizzle_mxfp4(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> SwizzledMxfp4:
     """What vLLM's `_swizzle_mxfp4` gives on `target`; two launches, nothing but the outputs."""
-    values, choice = reference._checked(
+    values, choice = reference.check_mxfp4(
         quant_tensor, scale, num_warps, target, tp_size, torch_version, generation
     )
     outs = out or (None, None)

@@ -35,12 +35,13 @@ def plan(
     n: int,
     k: int,
     item: int,
-    strides: tuple[int, int, int],
+    strides: tuple[int, int, int, int],
     align: tuple[int, int],
     target: str,
     tile: Tile | None = None,
 ) -> Plan:
-    """The launch for matrices [n, k] of `item`-byte elements with element strides (matrix, n, k).
+    """The launch for matrices [n, k] of `item`-byte elements with element strides (matrix, part, n,
+    k); a part is what `layout.parts` divides the rows into.
 
     sizes: layout.sizes as items, which the layout's own hash leaves out. align: powers of two, in
     bytes, that divide the addresses of source and storage. tile: overrides the table, for sweeps.
@@ -70,9 +71,10 @@ def plan(
 
 
 def _problem(
-    layout: Layout, n: int, k: int, item: int, strides: tuple[int, int, int], align: tuple[int, int]
-) -> Problem:
-    near = strides[2] == 1 or k == 1
+    layout: Layout, n: int, k: int, item: int, strides: tuple[int, int, int, int],
+    align: tuple[int, int],
+) -> Problem:  # fmt: skip
+    near = strides[3] == 1 or k == 1
     unit = item if near else 1
     parts, (big_n, big_k) = layout.parts, layout.padded(n, k)
     inferred = {name for group in layout.source_axes for name in group if name not in layout.sizes}
@@ -85,11 +87,10 @@ def _problem(
             base[dim] += mult * (d.size - 1)
             mult = -mult
         digits.append(Part(d.name, d.size, dim, mult, d.out_stride * unit, d.name in inferred))
-    row = strides[1] * unit
     return Problem(
         layout=layout, digits=tuple(digits), base=(base[0], base[1], base[2]),
         valid=(n // parts, k * unit), padded=(big_n // parts, big_k * unit),
-        strides=(strides[0] * unit, n // parts * row, row, 1 if near else strides[2]),
+        strides=(*(s * unit for s in strides[:3]), 1 if near else strides[3]),
         storage=big_n * big_k * unit, align=align, near=near,
     )  # fmt: skip
 

@@ -43,6 +43,22 @@ def rearrange(
     return storage
 
 
+def rearrange_parts(layout: Layout, x: torch.Tensor) -> torch.Tensor:
+    """x [E, layout.parts, rows, k] of any strides -> storage [E, rows, cols]: as `rearrange` of
+    [E, parts * rows, k], whose parts need not follow each other evenly."""
+    check(layout, x)
+    if x.ndim != 4 or x.shape[1] != layout.parts:
+        raise LayoutError(
+            f"layout {layout.name!r}: tensor {tuple(x.shape)}; want [E, {layout.parts}, rows, k]"
+        )
+    n, k = x.shape[1] * x.shape[2], x.shape[3]
+    sizes = tuple(layout.sizes.items())
+    storage = x.new_empty((x.shape[0], *_storage_shape(layout, sizes, n, k)))
+    if x.numel():
+        _launch(layout, x, storage, back=False, tile=None)
+    return storage
+
+
 def restore(
     layout: Layout, storage: torch.Tensor, n: int, k: int, *, tile: Tile | None = None
 ) -> torch.Tensor:
@@ -116,7 +132,8 @@ def describe(
     """The launch for contiguous matrices [n, k] (or their transposes, `turned`) as data, to
     compile for a target that is not here (`harness.codegen`). target: the tile table's key."""
     sizes = tuple(layout.sizes.items())
-    strides = (n * k, 1, n) if turned else (n * k, k, 1)
+    row, column = (1, n) if turned else (k, 1)
+    strides = (n * k, n // layout.parts * row, row, column)
     steps = plan(layout, sizes, n, k, item, strides, align, target)
     words = {1: "*u8", 2: "*i16", 4: "*i32", 8: "*i64"}
     stored = 4 if layout.bits and steps.word == 1 else steps.word
@@ -155,12 +172,17 @@ def as_batch(x: torch.Tensor) -> torch.Tensor:
 def _launch(
     layout: Layout, x: torch.Tensor, storage: torch.Tensor, *, back: bool, tile: Tile | None
 ) -> None:
-    """One kernel for all matrices x [batch, n, k] and their contiguous storage."""
-    batch, n, k = x.shape
+    """One kernel for all matrices x [batch, n, k], or [batch, parts, n / parts, k], and their
+    contiguous storage."""
+    batch, k = x.shape[0], x.shape[-1]
+    rows = x.shape[-2] if x.ndim == 4 else x.shape[1] // layout.parts
+    n = layout.parts * rows
+    row = x.stride(-2) if x.shape[-2] > 1 else k
     strides = (
         x.stride(0) if batch > 1 else 0,
-        x.stride(1) if n > 1 else k,
-        x.stride(2) if k > 1 else 1,
+        x.stride(1) if x.ndim == 4 else rows * row,
+        row,
+        x.stride(-1) if k > 1 else 1,
     )
     align = (_alignment(x.data_ptr()), _alignment(storage.data_ptr()))
     if layout.bits and align[1] < 4:

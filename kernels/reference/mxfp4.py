@@ -84,7 +84,7 @@ def swizzle_mxfp4(
     a tensor swizzled already, or a shape that this generation of triton_kernels refuses. Source:
     vllm mxfp4_utils.py `_swizzle_mxfp4`; triton_kernels layout_details.
     """
-    values, choice = _checked(
+    values, choice = check_mxfp4(
         quant_tensor, scale, num_warps, target, tp_size, torch_version, generation
     )
     outs = out or (None, None)
@@ -157,7 +157,7 @@ def unswizzle(swizzled: Swizzled) -> torch.Tensor:
     return swizzled.layout.inverse(swizzled.storage, n, wide)[..., :k].contiguous()
 
 
-def _checked(
+def check_mxfp4(
     values: torch.Tensor, scale: torch.Tensor, num_warps: int, target: str, tp_size: int,
     torch_version: str | None, generation: str,
 ) -> tuple[torch.Tensor, select.Choice]:  # fmt: skip

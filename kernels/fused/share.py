@@ -1,0 +1,67 @@
+"""A rank's share of a weight in one pass: sliced, padded, put in order and laid out at once.
+
+The share is a view of the checkpoint, [E, parts, rows, columns] (`kernels.weights.share`). What a
+path does to it step by step (copy the slice, pad gate and up, exchange them, lay out) is one layout
+of that view: `share_layout` derives it from the catalog's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+
+from kernels.fused.rearrange import rearrange_parts
+from kernels.layout import Layout
+
+
+def place_share(view: torch.Tensor, layout: Layout, n: int, k: int, up_first: bool) -> torch.Tensor:
+    """view [E, parts, rows, columns] -> storage [E, ...] of `layout` for matrices [n, k].
+
+    Each part is padded with zeros to n / parts rows, and columns to k, before the layout pads
+    further. up_first: the second part's rows come first. `share_layout` must have an answer.
+    """
+    parts = view.shape[1]
+    laid = share_layout(layout, tuple(layout.sizes.items()), parts, n, k, up_first)
+    assert laid is not None, f"layout {layout.name!r} does not take {parts} parts of {n} rows"
+    if view.numel():
+        return rearrange_parts(laid, view)
+    return view.new_zeros((view.shape[0], *layout.storage_shape(n, k)))
+
+
+@lru_cache(maxsize=512)
+def share_layout(
+    layout: Layout, sizes: tuple[tuple[str, int], ...], parts: int, n: int, k: int, up_first: bool
+) -> Layout | None:
+    """`layout` of matrices [n, k] as the layout of a share; None where it has no such form.
+
+    Alignment to the padded size itself makes padding of each part; an axis in front of the rows
+    makes parts of a layout that has none, where a part is a whole number of tiles. sizes: what the
+    layout's hash leaves out.
+    """
+    del sizes
+    whole = layout.padded(n, k)
+    if parts == 1:
+        return None if layout.parts > 1 or up_first else replace(layout, align=whole)
+    if layout.parts == parts:
+        first = layout.source_axes[0][0]
+        flip = (*layout.flip, first) if up_first else layout.flip
+        return (
+            None if up_first and first in layout.flip else replace(layout, align=whole, flip=flip)
+        )
+    rows = layout.source_axes[0][0]
+    if layout.parts > 1 or rows in layout.sizes or whole[0] != n or n // parts % layout.tile[0]:
+        return None
+    source, storage = (
+        " ".join(
+            f"({' '.join(f'part {axis}' if axis == rows else axis for axis in group)})"
+            for group in axes
+        )
+        for axes in (layout.source_axes, layout.storage_axes)
+    )
+    flip = (*layout.flip, "part") if up_first else layout.flip
+    return replace(
+        layout, pattern=f"{source} -> {storage}", sizes={**layout.sizes, "part": parts},
+        align=whole, flip=flip,
+    )  # fmt: skip

@@ -1,0 +1,130 @@
+"""The fused form of a layer's preparation: each weight and scale from the checkpoint to its storage
+in one pass, whatever the rank's share.
+
+The steps of `kernels.prepare` that copy the share, exchange halves, interleave, shuffle and swizzle
+end in one layout of one view (`kernels.weights.share`, `kernels.fused.share`), so they are one
+launch a tensor here. Bytes, shapes, views and refusals are the steps' own. What starts as bf16, and
+a tensor that no view stands for, goes the steps' way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from kernels import pads
+from kernels.catalog import LAYOUTS
+from kernels.layout import round_up
+from kernels.weights import padded_shapes, share, take
+
+if TYPE_CHECKING:
+    from kernels.prepare import State
+
+WEIGHTS = ("w13_weight", "w13_scale", "w2_weight", "w2_scale")
+
+
+def steps(state: State) -> dict[str, Callable[[State], None]]:
+    """The steps that this layer takes in another way than `prepare.STEPS`; none where some tensor
+    needs them one by one."""
+    if not _shared(state):
+        return {}
+    lay = dict.fromkeys(("cutedsl", "trtllm", "cutlass", "swizzle"), _lay_out)
+    return {"shard_and_pad": _take_the_rest, "up_first": _up_first, **lay}
+
+
+def _shared(state: State) -> bool:
+    """Collect each weight and scale as a view of the rank's share; False where that is no help."""
+    from kernels.fused.share import share_layout
+    from kernels.prepare import PATHS
+
+    plan, path, reads = state.plan, PATHS[state.plan.path], state.reads
+    if path.format == "bf16":
+        return False
+    scales = torch.float8_e4m3fn if path.format == "nvfp4" else torch.uint8
+    pairs, up_first = reads.rows == "pairs", "up_first" in path.steps and plan.gated
+    for name in WEIGHTS:
+        scale = name.endswith("scale")
+        if getattr(state.weights, name).dtype != (scales if scale else torch.uint8):
+            return False  # the steps say what they want
+        n, k = padded_shapes(plan)[name]
+        k = round_up(k, reads.scale_pad_k) if scale else k
+        view = share(state.weights, plan, name, pairs=pairs)
+        layout, first = reads.layouts[name], up_first and name.startswith("w13")
+        sizes = tuple(layout.sizes.items())
+        if view is None or share_layout(layout, sizes, view.shape[1], n, k, first) is None:
+            if first:
+                return False
+            continue
+        state.padded[name] = (n, k)
+        state.shares[name] = view
+    return True
+
+
+def _take_the_rest(state: State) -> None:
+    """What no view stands for is taken as ever, rows [gate; up] or pairs."""
+    plan, scale_2 = state.plan, state.weights.w13_scale_2
+    pairs = state.reads.rows == "pairs"
+    if scale_2 is not None and scale_2.ndim == 2:
+        del state.shares["w13_scale"]  # made anew by merge_global_scales
+    state.tensors = take(state.weights, plan, pairs=pairs, skip=state.shares)
+    state.row_order = ("pairs" if pairs else "gate|up") if plan.gated else "plain"
+    for name in ("w13_bias", "w2_bias"):
+        if name in state.tensors:
+            state.padded[name] = (state.tensors[name].shape[1], 1)
+
+
+def _up_first(state: State) -> None:
+    """For weights and scales part of their one pass; biases now."""
+    if not state.plan.gated:
+        return
+    if "w13_bias" in state.tensors:
+        bias = state.tensors["w13_bias"]
+        state.tensors["w13_bias"] = LAYOUTS["w13_to_w31"].forward(bias[..., None]).squeeze(-1)
+    state.row_order = "up|gate"
+
+
+def _lay_out(state: State) -> None:
+    """Every weight and scale from its share to its storage, each byte read and written once."""
+    from kernels.fused.share import place_share
+    from kernels.prepare import order_biases
+
+    t, plan, reads = state.tensors, state.plan, state.reads
+    nvfp4 = pads.CONSUMER_FORMAT[plan.path] == "nvfp4"
+    if not nvfp4:
+        _check_mxfp4(state)
+    for name in WEIGHTS:
+        layout, up_first = reads.layouts[name], state.row_order == "up|gate" and name[:3] == "w13"
+        view = state.shares.get(name)
+        if view is None:  # taken, and padded already
+            parts = plan.parts if layout.parts > 1 or up_first else 1
+            n, k = t[name].shape[1:]
+            view = t[name].unflatten(1, (parts, n // parts))
+            state.padded[name] = (n, round_up(k, reads.scale_pad_k if "scale" in name else 1))
+        n, k = state.padded[name]
+        storage = place_share(view, layout, n, k, up_first)
+        if nvfp4:
+            t[name] = storage.view(-1, *layout.padded(n, k))
+        else:
+            t[name], state.views[name] = storage, layout.consumer_view(storage, n, k)
+    order_biases(state)
+    if plan.path == "nvfp4_cutedsl":
+        for name in ("w13_scale", "w2_scale"):
+            state.views[name] = state.routine("nvfp4_swizzled_scale_to_cutedsl_mma_view")(t[name])
+
+
+def _check_mxfp4(state: State) -> None:
+    """The refusals of `swizzle_mxfp4`, which looks at shapes alone."""
+    from kernels.reference.mxfp4 import check_mxfp4
+
+    plan, o, shapes = state.plan, state.options, padded_shapes(state.plan)
+    for name in ("w13", "w2"):
+        values, scale = (
+            torch.empty((plan.expert_count, *shape), dtype=torch.uint8, device="meta")
+            for shape in (shapes[f"{name}_weight"], shapes[f"{name}_scale"])
+        )
+        check_mxfp4(
+            values, scale, o["num_warps"], plan.target, o["tp_size"], o["torch_version"],
+            o["generation"],
+        )  # fmt: skip

@@ -1,0 +1,162 @@
+"""Whole layers, fused against the reference: on a GPU as compiled, elsewhere under the interpreter.
+
+`tests/test_prepare.py` runs this file in a process of its own, because triton decides at import
+whether it interprets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.run.source import synthetic
+from kernels.errors import LayoutError
+from kernels.fused import rearrange
+from kernels.layout import Layout
+from kernels.prepare import PATHS, prepare
+from kernels.prepared import PreparedLayer
+from kernels.weights import MoEWeights
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TARGETS = {
+    "nvfp4_cutedsl": ("sm100",),
+    "nvfp4_trtllm": ("sm100",),
+    "nvfp4_cutlass": ("sm100", "sm120"),
+    "mxfp4_triton": ("sm90", "sm100", "gfx942", "gfx950", "gfx1250"),
+}
+EXPERTS = 2
+# tp_size, tp_rank, and sizes: some that tiles divide, some that need padding on both axes.
+RANKS = ((1, 0, 64, 256), (2, 1, 96, 352), (4, 3, 64, 512))
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def moved(weights: MoEWeights) -> MoEWeights:
+    """The same layer on the device under test, with its strides."""
+    tensors = {
+        name: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=DEVICE).copy_(x)
+        for name, x in weights.tensors().items()
+    }
+    return replace(weights, **tensors)
+
+
+def layer(path: str, activation: str, hidden: int, intermediate: int, **more: Any) -> MoEWeights:
+    form = PATHS[path].format
+    made = synthetic(EXPERTS, hidden, intermediate, activation, form)
+    extra: dict[str, Any] = {
+        "w13_bias": torch.randn(made.w13_weight.shape[:2]).bfloat16(),
+        "w2_bias": torch.randn(EXPERTS, hidden).bfloat16(),
+    }
+    return replace(made, **extra | more)
+
+
+def same(got: PreparedLayer, want: PreparedLayer) -> None:
+    """Every byte, shape, stride and decision of a prepared layer."""
+    assert got.tensors.keys() == want.tensors.keys()
+    for kind in ("tensors", "views"):
+        for name, right in getattr(want, kind).items():
+            mine = getattr(got, kind)[name]
+            assert (mine.shape, mine.dtype) == (right.shape, right.dtype), (kind, name)
+            assert right.numel() < 2 or mine.stride() == right.stride(), (kind, name)
+            plain = torch.contiguous_format
+            a, b = (
+                x.cpu().clone(memory_format=plain).view(-1).view(torch.uint8) for x in (mine, right)
+            )
+            assert torch.equal(a, b), f"{kind} {name}: {int((a != b).sum())} of {len(a)} bytes"
+    for field in ("padded", "logical", "row_order", "constraints", "num_warps", "plan"):
+        assert getattr(got, field) == getattr(want, field), field
+    owned = {x.untyped_storage().data_ptr() for x in got.tensors.values()}
+    assert len(owned) == len(got.tensors)
+
+
+def both(weights: MoEWeights, path: str, **options: Any) -> None:
+    try:
+        want = prepare(path, weights, **options)
+    except LayoutError as error:
+        with pytest.raises(LayoutError) as caught:
+            prepare(path, moved(weights), impl="fused", **options)
+        assert str(caught.value) == str(error)
+        return
+    given = moved(weights)
+    got = prepare(path, given, impl="fused", **options)
+    same(got, want)
+    theirs = {x.untyped_storage().data_ptr() for x in given.tensors().values()}
+    assert not theirs & {x.untyped_storage().data_ptr() for x in got.tensors.values()}
+    for name, x in weights.tensors().items():
+        assert torch.equal(*(t.cpu().view(torch.uint8) for t in (getattr(given, name), x))), name
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("activation", ["silu", "swigluoai", "relu2_no_mul"])
+@pytest.mark.parametrize("path", TARGETS)
+def test_every_path_and_rank(path: str, activation: str, rank: tuple[int, ...]) -> None:
+    tp_size, tp_rank, hidden, intermediate = rank
+    weights = layer(path, activation, hidden, intermediate)
+    for target in TARGETS[path]:
+        both(weights, path, target=target, tp_size=tp_size, tp_rank=tp_rank)
+
+
+@pytest.mark.parametrize("path", TARGETS)
+def test_one_launch_a_tensor(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four tensors, four launches, and nothing but the outputs: no copy of the share."""
+    seen: list[torch.Tensor] = []
+    real = rearrange._launch
+
+    def launch(layout: Layout, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        seen.append(x)
+        real(layout, x, *args, **kwargs)
+
+    monkeypatch.setattr(rearrange, "_launch", launch)
+    given = moved(layer(path, "silu", 64, 512))
+    prepare(path, given, target=TARGETS[path][0], tp_size=2, tp_rank=1, impl="fused")
+    theirs = {x.untyped_storage().data_ptr() for x in given.tensors().values()}
+    assert len(seen) == 4
+    assert {x.untyped_storage().data_ptr() for x in seen} <= theirs
+
+
+@pytest.mark.parametrize("path", TARGETS)
+def test_rows_stored_otherwise_and_expert_parallel(path: str) -> None:
+    """Gate and up in halves where the activation is known for pairs, and in pairs where not."""
+    for activation, interleaved in (("swigluoai", False), ("silu", True)):
+        weights = layer(path, activation, 64, 256, interleaved=interleaved)
+        for target in TARGETS[path][:1]:
+            both(weights, path, target=target, tp_size=2, tp_rank=0, ep_size=2, ep_rank=1)
+
+
+@pytest.mark.parametrize("path", ["nvfp4_cutedsl", "nvfp4_trtllm", "nvfp4_cutlass"])
+def test_two_global_scales_and_activation_scales(path: str) -> None:
+    scales = torch.tensor([[1.0, 0.5], [0.25, 3.0]])
+    weights = layer(
+        path, "silu", 64, 256, w13_scale_2=scales, w2_scale_2=scales[:, 0].clone(),
+        a13_scale=scales[:, 1].clone(), a2_scale=scales[:, 0].clone(),
+    )  # fmt: skip
+    both(weights, path, target="sm100", tp_size=2, tp_rank=1)
+
+
+@pytest.mark.parametrize("generation", ["3.5", "3.8"])
+@pytest.mark.parametrize("num_warps", [4, 8])
+def test_hopper_of_both_generations(generation: str, num_warps: int) -> None:
+    for intermediate in (384, 512):
+        weights = layer("mxfp4_triton", "silu", 64, intermediate)
+        for target in ("sm90", "gfx950"):
+            both(
+                weights, "mxfp4_triton", target=target, tp_size=2, tp_rank=1,
+                generation=generation, num_warps=num_warps,
+            )  # fmt: skip
+
+
+def test_sliced_checkpoints_and_other_dtypes() -> None:
+    """A layer cut from a stack of layers, and scales of a dtype that a path refuses or reads."""
+    wide = layer("mxfp4_triton", "silu", 64, 256)
+    cut = replace(wide, **{n: torch.stack([x, x, x], 1)[:, 1] for n, x in wide.tensors().items()})
+    both(cut, "mxfp4_triton", target="sm90", tp_size=2, tp_rank=1)
+    raw = layer("nvfp4_trtllm", "silu", 64, 256)
+    assert raw.w13_scale is not None and raw.w2_scale is not None
+    as_bytes = replace(
+        raw, w13_scale=raw.w13_scale.view(torch.uint8), w2_scale=raw.w2_scale.view(torch.uint8)
+    )
+    for path in ("nvfp4_trtllm", "nvfp4_cutedsl"):
+        both(as_bytes, path, target="sm100", tp_size=2, tp_rank=0)
