@@ -94,8 +94,10 @@ def _layout(name: str, layout: str, bar: float, shape: tuple[int, ...], **more: 
     return _case(name, "swizzle", model, bar, {"x": shape}, args, **more)
 
 
-def _downcast(shape: tuple[int, ...], axis: int, dtype: torch.dtype = torch.bfloat16) -> Case:
-    name = "downcast_to_mxfp " + "x".join(map(str, shape))
+def _downcast(
+    shape: tuple[int, ...], axis: int, dtype: torch.dtype = torch.bfloat16, name: str = ""
+) -> Case:
+    name = name or "downcast_to_mxfp " + "x".join(map(str, shape))
     name += (" axis 1" if axis == 1 else "") + ("" if dtype == torch.bfloat16 else " fp16")
     model = _R1 if shape[1] == 2048 else _OSS
     return _case(
@@ -154,7 +156,7 @@ CASES: tuple[Case, ...] = (
     *(_downcast((128, 2048, 7168), axis, dtype)
       for axis in (2, 1) for dtype in (torch.bfloat16, torch.float16)),
     _downcast((16, 5760, 2880), 2),
-    _downcast((16, 5760, 2880), 1),
+    _downcast((16, 5760, 2880), 1, name="downcast_to_mxfp"),
     _nvfp4(torch.bfloat16), _nvfp4(torch.float16), _nvfp4(torch.bfloat16, computed=True),
 )  # fmt: skip
 

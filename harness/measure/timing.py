@@ -11,7 +11,7 @@ samples are kept in microseconds, outliers are named and never dropped. Bytes ar
 each input read once, each output written once; a device copy counts read plus write.
 
 A number that cannot be true is not reported: a clock under load below 75 % of the default
-(THROTTLED), another process on the device (CONTENDED), a bandwidth more than 3 % above the device's
+(THROTTLED), another process on the device (CONTENDED), a bandwidth more than 8 % above the device's
 own copy (IMPOSSIBLE), samples that do not settle (NOISY).
 """
 
@@ -51,7 +51,7 @@ class Plan:
     flush_bytes: int = 512 * MIB
     graph_below_us: float = 10.0
     min_clock_fraction: float = 0.75
-    copy_excess: float = 0.03
+    copy_excess: float = 0.08
 
     def __post_init__(self) -> None:
         for key, allowed in (("scope", ("call", "kernel")), ("cache", ("cold", "warm"))):
