@@ -3,15 +3,13 @@ targets."""
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from harness.codegen.compiler import compile_many
 from kernels.catalog import LAYOUTS
@@ -19,7 +17,6 @@ from kernels.fused.rearrange import describe
 from kernels.fused.tiles import tile_for
 
 ROOT = Path(__file__).resolve().parents[1]
-SUITE = "tests/interpreted/layout_suite.py"
 TARGETS = ("sm90", "sm100", "sm120", "gfx942", "gfx950", "gfx1250")
 
 # Layout, rows, columns, widest load and store, in bytes a lane, that the source's alignment allows.
@@ -51,18 +48,8 @@ SHAPES: dict[str, tuple[str, int, int, int, int]] = {
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("which", "least"), [("every_layout", 4), ("not every_layout", 80)])
-def test_suite_against_the_reference(which: str, least: int) -> None:
-    """On a GPU the compiled kernels, elsewhere the interpreter."""
-    environment = dict(os.environ)
-    if not torch.cuda.is_available():
-        environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-k", which, SUITE],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed and int(passed[1]) >= least, done.stdout[-500:]
+def test_suite_against_the_reference(suite: Callable[..., None], which: str, least: int) -> None:
+    suite("layout_suite.py", least, which)
 
 
 def launches(target: str) -> dict[str, tuple[dict[str, Any], int, int]]:

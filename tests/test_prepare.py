@@ -1,11 +1,6 @@
 """Preparation: pure, tagged, refused with a reason, updated in place without moving a pointer."""
 
-import os
-import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +14,6 @@ from kernels.prepare import PATHS, STEPS, prepare
 from kernels.prepared import PreparedLayer, constrained
 from kernels.weights import MoEWeights
 
-ROOT = Path(__file__).resolve().parents[1]
 TARGET = "sm100"
 
 
@@ -218,15 +212,5 @@ def test_global_scales_merge_within_the_stated_bound_and_codes_stay():
 
 
 @pytest.mark.timeout(1800)
-def test_fused_suite_against_the_reference():
-    """On a GPU the compiled kernels, elsewhere the interpreter."""
-    environment = dict(os.environ)
-    if not torch.cuda.is_available():
-        environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "tests/interpreted/prepare_suite.py"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed and int(passed[1]) >= 52, done.stdout[-500:]
+def test_fused_suite_against_the_reference(suite):
+    suite("prepare_suite.py", least=52)

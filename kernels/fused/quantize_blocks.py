@@ -26,7 +26,8 @@ def _largest(w0, w1, w2, w3, HALF: tl.constexpr):
     return larger_magnitude(one, other, HALF)
 
 
-@triton.jit
+# A global scale for all, or one a matrix: one compilation.
+@triton.jit(do_not_specialize=["g_row", "g_mid", "g_out"])
 def quantize_blocks_kernel(
     x_ptr, q_ptr, s_ptr, g_ptr,
     blocks, rows, middle, tiles,
