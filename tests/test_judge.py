@@ -208,7 +208,7 @@ def test_a_scale_not_permuted_with_its_weight_is_caught():
 @pytest.mark.parametrize("path", ["nvfp4_cutedsl", "nvfp4_trtllm"])
 def test_a_bias_not_permuted_is_caught(path, monkeypatch):
     weights = layer(path)
-    monkeypatch.setattr(preparation, "_order_biases", lambda state: None)
+    monkeypatch.setattr(preparation, "order_biases", lambda state: None)
     found = failures(judged(path, weights))
     assert found["order"].startswith("fail: w13_bias")
     assert "bias" in found["consumer_reads_it"]
