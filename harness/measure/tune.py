@@ -101,8 +101,16 @@ def median_us(fn: Callable[[], object], flush: torch.Tensor, repeats: int) -> fl
 
 
 def main(argv: list[str]) -> int:
-    """Print a line a variant, best first for each shape. 2 when bytes differ."""
-    options = dict(arg.split("=", 1) for arg in argv)
+    """Print a line a variant, best first for each shape. 2 when bytes differ, 3 without a GPU."""
+    options = dict(arg.partition("=")[::2] for arg in argv)
+    if unknown := set(options) - {"only", "part"}:
+        print(
+            f"tune: no option {', '.join(sorted(unknown))}; there are only, part", file=sys.stderr
+        )
+        return 4
+    if not torch.cuda.is_available():
+        print("tune: no GPU here, so nothing is timed (NO_DEVICE)", file=sys.stderr)
+        return 3
     todo = list(variants(options.get("only", "")))
     if "part" in options:
         part, parts = map(int, options["part"].split("/"))
