@@ -51,6 +51,7 @@ def setup(*cases):
     return Setup(cases, "cpu", "reference", 1, TIMING, "fork")
 
 
+@pytest.mark.timeout(900)
 def test_a_planted_slowdown_is_found_by_name_and_nothing_else(slowed):
     with Pair(ROOT, slowed, setup("shuffle_rows_for_trtllm", "swizzle_blockscale")) as pair:
         # four samples of a CPU that others use: the plant is 50 ms, so ask for half as much again
