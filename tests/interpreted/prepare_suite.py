@@ -26,7 +26,9 @@ TARGETS = {
     "nvfp4_trtllm": ("sm100",),
     "nvfp4_cutlass": ("sm100", "sm120"),
     "mxfp4_triton": ("sm90", "sm100", "gfx942", "gfx950", "gfx1250"),
+    "mxfp4_quantize": ("sm90",),  # starts as bf16: goes the steps' way, on views where it can
 }
+ONE_PASS = [path for path in TARGETS if path != "mxfp4_quantize"]
 EXPERTS = 2
 # tp_size, tp_rank, and sizes: some that tiles divide, some that need padding on both axes.
 RANKS = ((1, 0, 64, 256), (2, 1, 96, 352), (4, 3, 64, 512))
@@ -99,7 +101,7 @@ def test_every_path_and_rank(path: str, activation: str, rank: tuple[int, ...]) 
         both(weights, path, target=target, tp_size=tp_size, tp_rank=tp_rank)
 
 
-@pytest.mark.parametrize("path", TARGETS)
+@pytest.mark.parametrize("path", ONE_PASS)
 def test_one_launch_a_tensor(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four tensors, four launches, and nothing but the outputs: no copy of the share."""
     seen: list[torch.Tensor] = []
