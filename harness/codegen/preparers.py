@@ -35,7 +35,9 @@ def launch(layout: Layout, n: int, k: int, arch: str, experts: int = 8) -> dict[
 
 
 def of_cell(cell: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Launches that a fused layer cell prepares with, without those that move nothing."""
+    """The kernel of each layout that a fused layer cell ends in, on a contiguous padded matrix;
+    without those that move nothing. The cell's own launch reads the rank's share in place: the same
+    kernel with the share's strides, and a digit more where gate and up are apart."""
     if cell["impl"]["name"] != "fused":
         return {}
     found, (matrices, group) = {}, layouts_of_cell(cell)
