@@ -251,6 +251,7 @@ def states(facts: Facts) -> Figure:
             left = [a + b for a, b in zip(left, counts, strict=True)]
     axis.set_yticks(range(len(paths)), [_clip(p) for p in paths])
     axis.set_xlabel("cells")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_title("What was established")
     figure.legend(loc="outside lower center", ncols=7)
     return figure
