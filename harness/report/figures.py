@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from harness.report import evidence
 from harness.report.facts import Facts
@@ -251,7 +251,7 @@ def states(facts: Facts) -> Figure:
             left = [a + b for a, b in zip(left, counts, strict=True)]
     axis.set_yticks(range(len(paths)), [_clip(p) for p in paths])
     axis.set_xlabel("cells")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_title("What was established")
     figure.legend(loc="outside lower center", ncols=7)
     return figure
