@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kernels.prepare import State
 
 WEIGHTS = ("w13_weight", "w13_scale", "w2_weight", "w2_scale")
+SMALL = ("w13_scale_2", "w2_scale_2", "a13_scale", "a2_scale")
 
 
 def steps(state: State) -> dict[str, Callable[[State], None]]:
@@ -30,8 +31,19 @@ def steps(state: State) -> dict[str, Callable[[State], None]]:
     needs them one by one."""
     if not _shared(state):
         return {}
-    lay = dict.fromkeys(("cutedsl", "trtllm", "cutlass", "swizzle"), _lay_out)
-    return {"shard_and_pad": _take_the_rest, "up_first": _up_first, **lay}
+    own: dict[str, Callable[[State], None]]
+    own = dict.fromkeys(("cutedsl", "trtllm", "cutlass", "swizzle"), _lay_out)
+    own |= {"shard_and_pad": _take_the_rest, "up_first": _up_first}
+    scale_2, scale = state.weights.w13_scale_2, state.shares.get("w13_scale")
+    if scale_2 is not None and scale_2.ndim == 2:
+        if scale is not None and scale.shape[1] == 2:
+            own["merge_global_scales"] = _merge_global_scales
+        else:
+            state.shares.pop("w13_scale", None)  # made anew by that step
+            return own
+    if _in_one_launch(state):
+        own |= {"merge_global_scales": _merge_global_scales, "share_activation_scales": _shared_yet}
+    return own
 
 
 def _shared(state: State) -> bool:
@@ -62,17 +74,53 @@ def _shared(state: State) -> bool:
     return True
 
 
+def _in_one_launch(state: State) -> bool:
+    """Collect the small tensors, if one launch makes all of them: with expert load balancing the
+    activation scales are those of a whole group."""
+    from kernels.fused.per_expert import taken
+
+    plan, weights = state.plan, state.weights
+    if state.options["enable_eplb"] or pads.CONSUMER_FORMAT[plan.path] != "nvfp4":
+        return False
+    held = {name: x for name in SMALL if (x := getattr(weights, name)) is not None}
+    own = slice(plan.expert_start, plan.expert_start + plan.expert_count)
+    small = {name: x[own] if name.startswith("w") else x for name, x in held.items()}
+    if not small or not all(taken(x) for x in small.values()):
+        return False
+    state.small = small
+    return True
+
+
 def _take_the_rest(state: State) -> None:
     """What no view stands for is taken as ever, rows [gate; up] or pairs."""
-    plan, scale_2 = state.plan, state.weights.w13_scale_2
+    from kernels.fused.per_expert import per_expert
+
+    plan = state.plan
     pairs = state.reads.rows == "pairs"
-    if scale_2 is not None and scale_2.ndim == 2:
-        del state.shares["w13_scale"]  # made anew by merge_global_scales
-    state.tensors = take(state.weights, plan, pairs=pairs, skip=state.shares)
+    skip = {*state.shares, *state.small}
+    state.tensors = take(state.weights, plan, pairs=pairs, skip=skip)
+    if state.small:
+        counts = [None if name.startswith("w") else plan.expert_count for name in state.small]
+        made = per_expert(list(state.small.values()), counts)
+        state.tensors |= zip(state.small, made, strict=True)
     state.row_order = ("pairs" if pairs else "gate|up") if plan.gated else "plain"
     for name in ("w13_bias", "w2_bias"):
         if name in state.tensors:
             state.padded[name] = (state.tensors[name].shape[1], 1)
+
+
+def _merge_global_scales(state: State) -> None:
+    """Gate's and up's global scales become the larger of both; the block scales follow in their
+    one pass."""
+    scales = state.small.get("w13_scale_2", state.tensors.get("w13_scale_2"))
+    if scales is not None and scales.ndim == 2:
+        state.unmerged = scales.contiguous()
+        if "w13_scale_2" not in state.small:
+            state.tensors["w13_scale_2"] = scales.amax(-1)
+
+
+def _shared_yet(state: State) -> None:
+    """The activation scales are one value for all experts since they were taken."""
 
 
 def _up_first(state: State) -> None:
@@ -87,13 +135,15 @@ def _up_first(state: State) -> None:
 
 def _lay_out(state: State) -> None:
     """Every weight and scale from its share to its storage, each byte read and written once."""
-    from kernels.fused.share import place_share
+    from kernels.fused.rearrange import run
+    from kernels.fused.share import share_job
     from kernels.prepare import order_biases
 
     t, plan, reads = state.tensors, state.plan, state.reads
     nvfp4 = pads.CONSUMER_FORMAT[plan.path] == "nvfp4"
     if not nvfp4:
         _check_mxfp4(state)
+    jobs = {}
     for name in WEIGHTS:
         layout, up_first = reads.layouts[name], state.row_order == "up|gate" and name[:3] == "w13"
         view = state.shares.get(name)
@@ -103,11 +153,15 @@ def _lay_out(state: State) -> None:
             view = t[name].unflatten(1, (parts, n // parts))
             state.padded[name] = (n, round_up(k, reads.scale_pad_k if "scale" in name else 1))
         n, k = state.padded[name]
-        storage = place_share(view, layout, n, k, up_first)
+        merge = state.unmerged if name == "w13_scale" else None
+        jobs[name] = share_job(view, layout, n, k, up_first, merge)
+    run(list(jobs.values()))
+    for name, job in jobs.items():
+        layout, (n, k) = reads.layouts[name], state.padded[name]
         if nvfp4:
-            t[name] = storage.view(-1, *layout.padded(n, k))
+            t[name] = job.storage.view(-1, *layout.padded(n, k))
         else:
-            t[name], state.views[name] = storage, layout.consumer_view(storage, n, k)
+            t[name], state.views[name] = job.storage, layout.consumer_view(job.storage, n, k)
     order_biases(state)
     if plan.path == "nvfp4_cutedsl":
         for name in ("w13_scale", "w2_scale"):

@@ -148,6 +148,8 @@ class State:
     views: dict[str, torch.Tensor] = field(default_factory=dict)
     row_order: str = "plain"
     shares: dict[str, torch.Tensor] = field(default_factory=dict)
+    small: dict[str, torch.Tensor] = field(default_factory=dict)
+    unmerged: torch.Tensor | None = None  # global scales of gate and up that are still to be one
 
     @cached_property
     def checkpoint(self) -> frozenset[int]:
@@ -182,9 +184,8 @@ def _merge_global_scales(state: State) -> None:
     scale_2 = state.tensors.get("w13_scale_2")
     if scale_2 is None or scale_2.ndim == 1:
         return
-    from kernels.reference.quantize import merge_global_scales  # scales only: torch on any device
-
-    scale, merged = merge_global_scales(state.tensors["w13_scale"], scale_2)
+    merge = state.routine("merge_global_scales")
+    scale, merged = merge(state.tensors["w13_scale"], scale_2)
     state.tensors |= {"w13_scale": scale, "w13_scale_2": merged}
 
 

@@ -14,6 +14,7 @@ from harness.codegen import rules as codegen_gate
 from harness.codegen.chips import CHIPS
 from kernels.catalog import LAYOUTS
 from kernels.fused.consume import matmul_launch
+from kernels.one_pass import WEIGHTS
 from kernels.select import choose_mxfp4, should_use_cdna4_mx_scale_swizzle
 
 STRIDED = LAYOUTS["strided"]
@@ -289,7 +290,7 @@ def test_cell_of_an_absent_device_has_code_and_passes_the_gate(code, monkeypatch
     assert found["target"] == "gfx950" and found["canary_spills"] > 0
     assert set(found["kernels"]) == {"w13", "w2"}
     fused = preparers.of_cell(cell | {"impl": {"name": "fused"}})
-    assert set(fused) == {"prepare_w13_scale", "prepare_w2_scale"} and not preparers.of_cell(cell)
+    assert set(fused) == {f"prepare_{name}" for name in WEIGHTS} and not preparers.of_cell(cell)
     row = {"cell": cell["cell"], "codegen": found}
     assert gate_rules.codegen(row, row) == []
     w13 = found["kernels"]["w13"]

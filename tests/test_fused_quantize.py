@@ -130,16 +130,19 @@ SMALL = {
     "unpack": small(
         "dequantize", "_unpack_kernel", "packed_ptr=*u8 codes_ptr=*u8", "numel", BLOCK=1024
     ),
-    "merge": small(
-        "quantize_kernels", "merge_kernel", "s_ptr=*u8 ratio_ptr=*fp32 out_ptr=*u8",
-        "numel rows groups", INTERLEAVED=False, BLOCK=1024,
-    ),
+    "per_expert": {
+        "module": "kernels.fused.per_expert", "kernel": "per_expert_kernel",
+        "pointers": {f"{name}{i}": "*fp32" for i in range(4) for name in ("x", "out")},
+        "integers": {f"sizes{i}": (32, 2, 2, 1, 32) for i in range(4)},
+        "constants": {"OVER_ALL": (False, False, True, True), "MANY": 4, "BLOCK": 256},
+        "num_warps": 2, "num_stages": 3,
+    },
 }  # fmt: skip
 
 
 @pytest.mark.timeout(1800)
 def test_suite_against_the_reference(suite: Callable[..., None]) -> None:
-    suite("quantize_suite.py", least=51)
+    suite("quantize_suite.py", least=55)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -167,4 +170,5 @@ def test_a_size_or_stride_of_one_is_a_constant_and_compiles() -> None:
 
 
 def ones(launch: dict[str, Any]) -> dict[str, Any]:
-    return launch | {"integers": dict.fromkeys(launch["integers"], 1)}
+    one = lambda v: (1,) * len(v) if isinstance(v, tuple) else 1
+    return launch | {"integers": {name: one(v) for name, v in launch["integers"].items()}}

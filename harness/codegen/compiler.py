@@ -59,12 +59,6 @@ def describe(launch: Any, arch: str) -> dict[str, Any]:
     return json.loads(json.dumps(spec | {"options": options or {}}))
 
 
-def _seen(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return [_seen(v) for v in value]
-    return 1 if value == 1 else 16 if value % 16 == 0 else 7
-
-
 def compile_one(launch: Any, arch: str) -> Record:
     """The record of one launch. Raises CompileError, or ValueError when nothing could be parsed."""
     return compile_many([(launch, arch)])[0]

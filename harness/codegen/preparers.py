@@ -1,7 +1,8 @@
-"""The fused preparation kernels of a layout as launches: their code is read without a device.
+"""The fused preparation kernels as launches: their code is read without a device.
 
-The launch is what `kernels.fused.plan` decides for the matrix and the target; here it is only put
-in the form that `codegen` compiles.
+A cell is prepared on tensors that have shapes and strides and no memory (device `meta`), with its
+launches kept in place of run. So the code is that of the cell's own launches: rank 0's share with
+the checkpoint's strides, padded, ordered and laid out in one pass.
 """
 
 from __future__ import annotations
@@ -9,40 +10,69 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from harness.check.consumers import layouts_of_cell
 from harness.codegen.chips import chip
+from kernels import activations
+from kernels.errors import LayoutError
 from kernels.layout import Layout
+from kernels.one_pass import WEIGHTS
+from kernels.pads import BLOCK, FORMAT
+from kernels.prepare import prepare
+from kernels.weights import MoEWeights
 
-WORDS = {1: "*u8", 2: "*i16", 4: "*i32", 8: "*i64"}  # kernels.fused.rearrange.WORDS, by name
+EXPERTS = 8
 
 
-def launch(layout: Layout, n: int, k: int, arch: str, experts: int = 8) -> dict[str, Any]:
-    """`kernels.fused.rearrange.rearrange` of contiguous bytes [experts, n, k], for `codegen`."""
-    from kernels.fused.plan import plan
+def launch(layout: Layout, n: int, k: int, arch: str) -> dict[str, Any]:
+    """One layout of contiguous bytes [experts, n, k], for `codegen`."""
+    from kernels.fused.rearrange import describe, job
 
-    backend = "hip" if chip(arch).backend == "hip" else "sm90"
-    sizes = tuple(layout.sizes.items())
-    strides = (n * k if experts > 1 else 0, n // layout.parts * k, k, 1)
-    steps = plan(layout, sizes, n, k, 1, strides, (16, 16), backend)
-    target = 4 if layout.bits and steps.word == 1 else steps.word
-    return {
-        "module": "kernels.fused.rearrange",
-        "kernel": "rows_kernel" if steps.kind == "rows" else "tile_kernel",
-        "pointers": {"source": WORDS[steps.word], "storage": WORDS[target]},
-        "integers": dict(steps.args), "constants": {**steps.consts, "BACK": False},
-        "num_warps": steps.warps, "num_stages": 3,
-    }  # fmt: skip
+    matrices = torch.empty((EXPERTS, n, k), dtype=torch.uint8, device="meta")
+    return describe(job(layout, matrices), _table(arch))
 
 
 def of_cell(cell: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The kernel of each layout that a fused layer cell ends in, on a contiguous padded matrix;
-    without those that move nothing. The cell's own launch reads the rank's share in place: the same
-    kernel with the share's strides, and a digit more where gate and up are apart."""
-    if cell["impl"]["name"] != "fused":
+    """The launch of each weight and scale of a fused layer cell; none where the preparation
+    refuses, or takes it in several steps."""
+    if cell["impl"]["name"] != "fused" or not layouts_of_cell(cell)[0]:
         return {}
-    found, (matrices, group) = {}, layouts_of_cell(cell)
-    for name, (value, scale, n, k) in matrices.items():
-        for what, layout, cols in (("value", value, k // 2), ("scale", scale, k // group)):
-            if layout.source_axes != layout.storage_axes or layout.flip:
-                found[f"prepare_{name}_{what}"] = launch(layout, n, cols, cell["hw"]["arch"])
-    return found
+    from kernels.fused.rearrange import describe, planned
+
+    path, arch = cell["path"]["name"], cell["hw"]["arch"]
+    try:
+        with planned() as jobs:
+            prepare(
+                path, _weights(cell["model"], path), target=arch, impl="fused",
+                tp_size=int(cell["cell"]["tp_size"]), generation=cell.get("generation", "3.5"),
+            )  # fmt: skip
+    except LayoutError:
+        return {}
+    if len(jobs) != len(WEIGHTS):
+        return {}
+    return {
+        f"prepare_{name}": describe(job, _table(arch))
+        for name, job in zip(WEIGHTS, jobs, strict=True)
+    }
+
+
+def _weights(model: Mapping[str, Any], path: str) -> MoEWeights:
+    """A checkpoint's layer without memory; without biases, which no kernel here moves."""
+    h, i, found = model["H"], model["I"], activations.find(model["activation"])
+    form = FORMAT[path]
+    rows, block = i * (2 if found.gated else 1), BLOCK[form]
+    kind = torch.float8_e4m3fn if form == "nvfp4" else torch.uint8
+    empty = lambda *shape, dtype=torch.uint8: torch.empty(
+        (EXPERTS, *shape), dtype=dtype, device="meta"
+    )
+    return MoEWeights(
+        empty(rows, h // 2), empty(rows, -(-h // block), dtype=kind),
+        empty(h, i // 2), empty(h, -(-i // block), dtype=kind),
+        format=form, activation=found.name, interleaved=found.interleaved,
+    )  # fmt: skip
+
+
+def _table(arch: str) -> str:
+    """The key of the tile table that a target takes."""
+    return "hip" if chip(arch).backend == "hip" else "sm90"

@@ -42,16 +42,12 @@ def build(spec: Mapping[str, Any]) -> Record:
                 elif one % 16 == 0:
                     attributes[(i, j)] = [["tt.divisibility", 16]]
         elif name in spec["integers"]:
-            value = spec["integers"][name]
-            parts = value if isinstance(value, list) else [value]
-            kinds = tuple("constexpr" if part == 1 else "i32" for part in parts)
-            signature[name] = kinds if isinstance(value, list) else kinds[0]
-            for j, part in enumerate(parts):
-                at = (i, j) if isinstance(value, list) else (i,)
-                if part == 1:
-                    constants[at] = 1
-                elif part == 16:
-                    attributes[at] = [["tt.divisibility", 16]]
+            one = spec["integers"][name]
+            signature[name] = "constexpr" if one == 1 else "i32"
+            if one == 1:
+                constants[(i,)] = 1
+            elif one % 16 == 0:
+                attributes[(i,)] = [["tt.divisibility", 16]]
         else:
             signature[name] = "constexpr"
             constants[(i,)] = _tuples(spec["constants"][name])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd
+from typing import Any
 
 from kernels.layout import Layout
 
@@ -25,7 +26,8 @@ class Part:
 @dataclass(frozen=True)
 class Plan:
     """kind: `rows` or `tile`. word: bytes of an element. grid: programs per matrix. args: run-time
-    values in the order of the kernel's own; consts: compile-time ones. warps: per program."""
+    values in the order of the kernel's own; consts: compile-time ones. warps: per program.
+    compiled: what triton made of it, by device and arguments that are not in the plan."""
 
     kind: str
     word: int
@@ -33,6 +35,11 @@ class Plan:
     args: dict[str, object]
     consts: dict[str, object]
     warps: int
+    compiled: dict[tuple[object, ...], Any] = field(default_factory=dict, compare=False)
+
+    def stored_word(self, layout: Layout) -> int:
+        """Bytes of an element of the storage: a layout that permutes bits stores 32-bit words."""
+        return 4 if layout.bits and self.word == 1 else self.word
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from math import lcm
 import torch
 
 from kernels.errors import LayoutError
-from kernels.fused.rearrange import rearrange, restore
+from kernels.fused.rearrange import Job, job, restore, run
 from kernels.layout import Layout, round_up
 from kernels.reference import mxfp4 as reference
 from kernels.reference.mxfp4 import InFlexData, Swizzled, SwizzledMxfp4
@@ -35,10 +35,12 @@ def swizzle_mxfp4(
         quant_tensor, scale, num_warps, target, tp_size, torch_version, generation
     )
     outs = out or (None, None)
-    swizzled_scale = swizzle(scale, choice.scale, out=outs[1], pad_k=choice.scale_pad_k)
+    swizzled_scale, scale_job = _planned(scale, choice.scale, outs[1], choice.scale_pad_k)
+    swizzled_value, value_job = _planned(values, choice.value, outs[0])
+    run([*scale_job, *value_job])
     warps = num_warps if "w" in choice.scale.sizes else None
     return SwizzledMxfp4(
-        swizzle(values, choice.value, out=outs[0]),
+        swizzled_value,
         InFlexData(),
         replace(swizzled_scale, num_warps=warps),
         choice.constraints,
@@ -55,6 +57,15 @@ def swizzle(
     x: torch.Tensor, layout: Layout, *, out: torch.Tensor | None = None, pad_k: int = 1
 ) -> Swizzled:
     """x [E, n, k] bytes -> the layout's storage, viewed as its consumer's library does."""
+    swizzled, jobs = _planned(x, layout, out, pad_k)
+    run(jobs)
+    return swizzled
+
+
+def _planned(
+    x: torch.Tensor, layout: Layout, out: torch.Tensor | None, pad_k: int = 1
+) -> tuple[Swizzled, list[Job]]:
+    """The result of `swizzle`, and the launch that fills it, if one has to."""
     if isinstance(x, Swizzled):
         raise LayoutError(
             f"tensor {tuple(x.data.shape)} is in layout {x.layout.name!r} already; swizzling "
@@ -69,11 +80,11 @@ def swizzle(
     if out is not None:
         numel = e * layout.storage_shape(n, wide)[0] * layout.storage_shape(n, wide)[1]
         check_out(f"layout {layout.name!r}", out, x, numel)
-    if layout.is_plain and x.is_contiguous() and out is None and wide == k:
-        storage = x
-    else:
-        storage = rearrange(_padded(layout, pad_k), x, out)
-    return Swizzled(layout.consumer_view(storage, n, wide), storage, layout, (n, k))
+    jobs = []
+    if not (layout.is_plain and x.is_contiguous() and out is None and wide == k):
+        jobs = [job(_padded(layout, pad_k), x, out)]
+    storage = jobs[0].storage if jobs else x
+    return Swizzled(layout.consumer_view(storage, n, wide), storage, layout, (n, k)), jobs
 
 
 @lru_cache(maxsize=256)

@@ -17,7 +17,8 @@ import torch
 
 from kernels import activations, catalog
 from kernels.errors import LayoutError
-from kernels.fused.rearrange import rearrange
+from kernels.fused.per_expert import per_expert, taken
+from kernels.fused.rearrange import job, rearrange, run
 from kernels.layout import Layout, round_up
 from kernels.reference import nvfp4_layer as reference
 from kernels.reference.nvfp4 import BLOCK, E4M3, amax_for_moe_activation_quant
@@ -102,8 +103,11 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
     activation = activations.find(layer.activation)
     eplb = reference.enable_eplb(layer)
     count = w13.shape[0]
-    a13 = amax_for_moe_activation_quant(a13_scale, eplb).repeat(count)
-    a2 = amax_for_moe_activation_quant(a2_scale, eplb).repeat(count)
+    if eplb or not (taken(a13_scale) and taken(a2_scale)):
+        a13 = amax_for_moe_activation_quant(a13_scale, eplb).repeat(count)
+        a2 = amax_for_moe_activation_quant(a2_scale, eplb).repeat(count)
+    else:
+        a13, a2 = per_expert([a13_scale, a2_scale], [count, count])
     if activation.gated:
         for name, x in (("w13", w13), ("w13_scale", w13_scale)):
             check_halves(name, x, -2)
@@ -119,7 +123,7 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
                 "[M, K] or [E, M, K]"
             )
     outs = slices("prepare_nvfp4_moe_layer_for_flashinfer_cutedsl", out, experts)
-    prepared = []
+    jobs, prepared = [], []
     for (name, layout), x, given in zip(
         layouts.items(), (w13, w13_scale, w2, w2_scale), outs, strict=True
     ):
@@ -133,7 +137,9 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
             check_out(
                 f"prepare_nvfp4_moe_layer_for_flashinfer_cutedsl: {name}", given, x, shape.numel()
             )
-        prepared.append(rearrange(layout, x, given).view(shape))
+        jobs.append(job(layout, x, given))
+        prepared.append(jobs[-1].storage.view(shape))
+    run(jobs)
     w13, w13_scale, w2, w2_scale = prepared
     return w13, w13_scale, w13_scale_2, a13, w2, w2_scale, w2_scale_2, a2
 
@@ -169,13 +175,15 @@ def prepare_static_weights_for_trtllm_fp4_moe(
         ("w2_scale", gemm2_scales_linear_fp4_bytes, (num_experts, hidden_size, blocks)),
     ):  # fmt: skip
         inputs.append((name, check_bytes(f"{routine}: {name}", x, shape)))
-    results = []
+    jobs, results = [], []
     for (name, x), given in zip(inputs, slices(routine, out, experts), strict=True):
         dtype = E4M3 if name.endswith("scale") else torch.uint8
         if given is not None:
             check_out(f"{routine}: {name}", given.view(torch.uint8), x, x.numel())
             given = given.view(torch.uint8)
-        results.append(rearrange(layouts[name], x, given).view(x.shape).view(dtype))
+        jobs.append(job(layouts[name], x, given))
+        results.append(jobs[-1].storage.view(x.shape).view(dtype))
+    run(jobs)
     w13, w13_scale, w2, w2_scale = results
     return w13, w13_scale, w2, w2_scale
 

@@ -39,17 +39,19 @@ def plan(
     align: tuple[int, int],
     target: str,
     tile: Tile | None = None,
+    parts_apart: bool = False,
 ) -> Plan:
     """The launch for matrices [n, k] of `item`-byte elements with element strides (matrix, part, n,
     k); a part is what `layout.parts` divides the rows into.
 
     sizes: layout.sizes as items, which the layout's own hash leaves out. align: powers of two, in
     bytes, that divide the addresses of source and storage. tile: overrides the table, for sweeps.
+    parts_apart: the kernel has to know the part of what it moves.
     """
     del sizes
     problem = _problem(layout, n, k, item, strides, align)
     unpadded, row = problem.valid == problem.padded, problem.strides[2]
-    whole = problem.near and unpadded and row == problem.padded[1]
+    whole = problem.near and unpadded and row == problem.padded[1] and not parts_apart
     run, rest = _run(problem, inferred=True, rows=whole)
     if layout.bits is None and not any(d.dim == C for d in rest):
         joined, rest = _join_rows(problem, run, rest) if whole else (problem, rest)
@@ -163,7 +165,7 @@ def _rows_plan(p: Problem, run: int, rest: Sequence[Part], tile: Tile) -> Plan:
         "DIMS": tuple(d.dim for d in digits),
         "MULTS": tuple(d.mult for d in digits),
         "BASE": p.base, "UNITS": tile.rows_units, "VECTOR": vector,
-        "PADDED": p.valid != p.padded, "FILL": p.layout.fill, "WIDE": p.wide,
+        "PADDED": p.valid != p.padded, "FILL": p.layout.fill, "WIDE": p.wide, "WORD": word,
     }  # fmt: skip
     args = {
         "per_run": run // unit, "count": p.storage, "blocks": blocks,

@@ -17,12 +17,10 @@ from kernels.fused.dequantize import dequantize_mxfp4, dequantize_nvfp4, pack_e2
 from kernels.fused.launch import launchable
 from kernels.fused.quantize_across import quantize_across_kernel
 from kernels.fused.quantize_blocks import quantize_blocks_kernel
-from kernels.fused.quantize_kernels import (
-    largest_finite_kernel,
-    merge_kernel,
-    quantize_kernel,
-)
+from kernels.fused.quantize_kernels import largest_finite_kernel, quantize_kernel
+from kernels.fused.rearrange import as_batch, job_of_parts, run
 from kernels.fused.rows import Rows, rows_of
+from kernels.layout import Layout
 from kernels.quantize_task import (
     SCALE_ROUNDING,
     QuantizeTask,
@@ -42,6 +40,10 @@ __all__ = [
     "quantize_nvfp4",
     "unpack_e2m1",
 ]
+
+# Rows of gate and up as they are: halves one after the other, or in turn.
+_HALVES = Layout("halves", "(g h) k -> (g h) k", {"g": 2}, align=(2, 1))
+_PAIRS = Layout("pairs", "(g h) k -> (h g) k", {"g": 2}, align=(2, 1))
 
 
 def downcast_to_mxfp(
@@ -90,19 +92,15 @@ def merge_global_scales(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Give w1 and w3 one global scale; the reference says the contract and proves the bound."""
     check_merge(scale, global_scales)
-    merged = global_scales.amax(-1)
-    ratio = torch.where(merged[..., None] > 0, global_scales / merged[..., None], 1.0)
-    out = torch.empty(scale.shape, dtype=scale.dtype, device=scale.device)
-    source = scale.contiguous().view(torch.uint8)
-    rows, groups = scale.shape[-2:]
-    if scale.numel():
-        BLOCK = 1024
-        with launchable(scale):
-            merge_kernel[(triton.cdiv(scale.numel(), BLOCK),)](
-                source, ratio, out.view(torch.uint8), scale.numel(), rows, groups,
-                INTERLEAVED=interleaved, BLOCK=BLOCK, num_warps=4,
-            )  # fmt: skip
-    return out, merged
+    rows = scale.shape[-2]
+    shape = (2, rows // 2) if not interleaved else (rows // 2, 2)
+    halves = as_batch(scale).unflatten(1, shape)
+    if interleaved:
+        halves = halves.transpose(1, 2)
+    pairs = global_scales.reshape(-1, 2).contiguous()
+    job = job_of_parts(_PAIRS if interleaved else _HALVES, halves, pairs)
+    run([job])
+    return job.storage.view(scale.shape), global_scales.amax(-1)
 
 
 def largest_finite(x: torch.Tensor) -> torch.Tensor:

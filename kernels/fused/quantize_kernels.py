@@ -313,20 +313,3 @@ def largest_finite_kernel(
         bits = bits.to(tl.int32, bitcast=True)
         largest = tl.maximum(largest, tl.where(bits >= INFINITY, 0, bits))
     tl.atomic_max(out_ptr + matrix, tl.max(largest, axis=0))
-
-
-@triton.jit
-def merge_kernel(
-    s_ptr, ratio_ptr, out_ptr, numel, rows, groups, INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr
-):
-    """e4m3 scales of [.., rows, groups], each times its half's ratio [.., 2], back to e4m3."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
-    inside = i < numel
-    row = i // groups
-    second = row % 2 if INTERLEAVED else (row % rows) // (rows // 2)
-    ratio = tl.load(ratio_ptr + (row // rows) * 2 + second, mask=inside, other=1.0)
-    byte = tl.load(s_ptr + i, mask=inside, other=0).to(tl.int32)
-    magnitude = byte & 0x7F
-    merged = e4m3_encode(tl.minimum(e4m3_decode(magnitude) * ratio, 448.0)) | (byte & 0x80)
-    lost = (magnitude == 0x7F) | (ratio != ratio)
-    tl.store(out_ptr + i, tl.where(lost, byte | 0x7F, merged).to(tl.uint8), mask=inside)

@@ -1,13 +1,16 @@
 """The fused twin of `Layout.forward` and `Layout.inverse`: one read, one write, no index tensors.
 
 `rearrange(layout, x)` and `restore(layout, storage, n, k)` run one kernel for all matrices of a
-batch. The kernels are in `rearrange_kernels`, and `plan` derives their arguments from the layout's
-digits.
+batch; `run` takes several tensors at once. The kernels are in `rearrange_kernels`, and `plan`
+derives their arguments from the layout's digits.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -16,13 +19,89 @@ import triton
 import triton.language as tl
 
 from kernels.errors import LayoutError
-from kernels.fused.launch import launchable
+from kernels.fused.digits import Plan
+from kernels.fused.launch import on_device_of, side_by_side, start
 from kernels.fused.plan import plan
 from kernels.fused.rearrange_kernels import rows_kernel, swap_kernel, tile_kernel
 from kernels.fused.tiles import Tile, target_of, tile_for
 from kernels.layout import Layout
 
 WORDS = {1: tl.uint8, 2: tl.int16, 4: tl.int32, 8: tl.int64}  # elements are moved as plain words
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch: x [batch, n, k] or [batch, parts, n / parts, k] of any strides, and its storage,
+    contiguous, of x's dtype.
+
+    back: from the storage to x. tile: overrides the table. global_scales: [batch, 2] fp32,
+    contiguous, for e4m3 x of two parts; the storage then has the scales under the larger one, as
+    `merge_global_scales` makes them.
+    """
+
+    layout: Layout
+    x: torch.Tensor
+    storage: torch.Tensor
+    back: bool = False
+    tile: Tile | None = None
+    global_scales: torch.Tensor | None = None
+
+
+@contextmanager
+def planned() -> Iterator[list[Job]]:
+    """The jobs of the calls inside, kept in place of run: tensors may be on the device `meta`, and
+    storages stay unwritten."""
+    jobs: list[Job] = []
+    before = _kept.set(jobs)
+    try:
+        yield jobs
+    finally:
+        _kept.reset(before)
+
+
+_kept: ContextVar[list[Job] | None] = ContextVar("jobs kept in place of run", default=None)
+
+
+def run(jobs: Sequence[Job]) -> None:
+    """Run launches that have nothing to do with each other, the small ones first and two at a time
+    where a GPU can: one ends while the next one begins."""
+    if (kept := _kept.get()) is not None:
+        kept.extend(jobs)
+        return
+    full = []
+    for job in jobs:
+        if job.x.numel():
+            full.append(job)
+        else:
+            job.storage.view(torch.uint8).fill_(job.layout.fill)
+    full.sort(key=lambda job: job.x.numel())
+    if full:
+        with side_by_side(full[0].x, len(full)) as streams:
+            for job, stream in zip(full, streams, strict=True):
+                with stream:
+                    _launch(job)
+
+
+def job(layout: Layout, x: torch.Tensor, out: torch.Tensor | None = None) -> Job:
+    """x [..., n, k] of any strides into storage [..., rows, cols]: new, or `out`, which is
+    contiguous, of x's dtype and the storage's element count. LayoutError as `Layout.forward`."""
+    check(layout, x)
+    shape = (*x.shape[:-2], *_storage_shape(layout, tuple(layout.sizes.items()), *x.shape[-2:]))
+    storage = x.new_empty(shape) if out is None else out.view(shape)
+    return Job(layout, as_batch(x) if x.numel() else x, storage)
+
+
+def job_of_parts(layout: Layout, x: torch.Tensor, global_scales: torch.Tensor | None = None) -> Job:
+    """x [E, layout.parts, rows, k] of any strides into storage [E, rows, cols]: as `job` of
+    [E, parts * rows, k], whose parts need not follow each other evenly."""
+    check(layout, x)
+    if x.ndim != 4 or x.shape[1] != layout.parts:
+        raise LayoutError(
+            f"layout {layout.name!r}: tensor {tuple(x.shape)}; want [E, {layout.parts}, rows, k]"
+        )
+    sizes = tuple(layout.sizes.items())
+    shape = _storage_shape(layout, sizes, x.shape[1] * x.shape[2], x.shape[3])
+    return Job(layout, x, x.new_empty((x.shape[0], *shape)), global_scales=global_scales)
 
 
 def rearrange(
@@ -33,30 +112,9 @@ def rearrange(
     out: contiguous, of x's dtype and the storage's element count, written whole. LayoutError as
     forward.
     """
-    check(layout, x)
-    shape = (*x.shape[:-2], *_storage_shape(layout, tuple(layout.sizes.items()), *x.shape[-2:]))
-    storage = x.new_empty(shape) if out is None else out.view(shape)
-    if storage.numel() and not x.numel():
-        storage.view(torch.uint8).fill_(layout.fill)
-    elif storage.numel():
-        _launch(layout, as_batch(x), storage, back=False, tile=tile)
-    return storage
-
-
-def rearrange_parts(layout: Layout, x: torch.Tensor) -> torch.Tensor:
-    """x [E, layout.parts, rows, k] of any strides -> storage [E, rows, cols]: as `rearrange` of
-    [E, parts * rows, k], whose parts need not follow each other evenly."""
-    check(layout, x)
-    if x.ndim != 4 or x.shape[1] != layout.parts:
-        raise LayoutError(
-            f"layout {layout.name!r}: tensor {tuple(x.shape)}; want [E, {layout.parts}, rows, k]"
-        )
-    n, k = x.shape[1] * x.shape[2], x.shape[3]
-    sizes = tuple(layout.sizes.items())
-    storage = x.new_empty((x.shape[0], *_storage_shape(layout, sizes, n, k)))
-    if x.numel():
-        _launch(layout, x, storage, back=False, tile=None)
-    return storage
+    made = job(layout, x, out)
+    run([replace(made, tile=tile)] if tile else [made])
+    return made.storage
 
 
 def restore(
@@ -75,7 +133,7 @@ def restore(
         check(layout, storage)
     x = storage.new_empty((*batch, n, k))
     if x.numel():
-        _launch(layout, x.view(-1, n, k), storage.contiguous(), back=True, tile=tile)
+        run([Job(layout, x.view(-1, n, k), storage.contiguous(), back=True, tile=tile)])
     return x
 
 
@@ -91,7 +149,7 @@ def swap_halves_(x: torch.Tensor, dim: int, *, tile: Tile | None = None) -> None
     tile = tile or tile_for(target_of(x.device), "swap")
     half = half_bytes // width
     blocks = -(-half // tile.rows_units)
-    with _on(x):
+    with on_device_of(x):
         swap_kernel[(before * blocks,)](
             _typed(x, word), half, blocks,
             UNITS=tile.rows_units, VECTOR=vector, WIDE=blocks * tile.rows_units >= 1 << 30,
@@ -104,16 +162,14 @@ def _typed(x: torch.Tensor, word: int) -> object:
     return triton.reinterpret(x, WORDS[word])
 
 
+def _address(x: torch.Tensor) -> int:
+    """Where x begins; on `meta`, as if its memory began at 0."""
+    return x.storage_offset() * x.element_size() if x.is_meta else x.data_ptr()
+
+
 def _alignment(address: int) -> int:
     """The largest power of two up to 16 that divides it."""
     return min(16, address & -address) if address else 16
-
-
-def _on(x: torch.Tensor) -> AbstractContextManager[object]:
-    """Kernels launch on x's GPU, whichever is current; LayoutError where none can run."""
-    if x.is_cuda and x.get_device() == torch.cuda.current_device():
-        return nullcontext()
-    return launchable(x)
 
 
 @lru_cache(maxsize=4096)
@@ -125,24 +181,21 @@ def _storage_shape(
     return layout.storage_shape(n, k)
 
 
-def describe(
-    layout: Layout, n: int, k: int, *, item: int = 1, align: tuple[int, int] = (16, 16),
-    turned: bool = False, back: bool = False, target: str = "sm90",
-) -> dict[str, object]:  # fmt: skip
-    """The launch for contiguous matrices [n, k] (or their transposes, `turned`) as data, to
-    compile for a target that is not here (`harness.codegen`). target: the tile table's key."""
-    sizes = tuple(layout.sizes.items())
-    row, column = (1, n) if turned else (k, 1)
-    strides = (n * k, n // layout.parts * row, row, column)
-    steps = plan(layout, sizes, n, k, item, strides, align, target)
+def describe(job: Job, target: str = "sm90") -> dict[str, object]:
+    """A job's launch as data, to compile for a target that is not here (`harness.codegen`). Its
+    tensors may be on the device `meta`. target: the tile table's key."""
+    steps = _plan(job, target)
     words = {1: "*u8", 2: "*i16", 4: "*i32", 8: "*i64"}
-    stored = 4 if layout.bits and steps.word == 1 else steps.word
+    pointers = {"source": words[steps.word], "storage": words[steps.stored_word(job.layout)]}
+    absent = {"global_scales": None} if job.global_scales is None else {}
+    if not absent:
+        pointers["global_scales"] = "*fp32"
     return {
         "module": rows_kernel.__module__,
         "kernel": f"{steps.kind}_kernel",
-        "pointers": {"source": words[steps.word], "storage": words[stored]},
+        "pointers": pointers,
         "integers": steps.args,
-        "constants": {**steps.consts, "BACK": back},
+        "constants": {**absent, **steps.consts, "BACK": job.back},
         "num_warps": steps.warps,
         "num_stages": 3,
     }
@@ -169,33 +222,38 @@ def as_batch(x: torch.Tensor) -> torch.Tensor:
     return x.unsqueeze(0) if x.ndim == 2 else x.flatten(0, -3)
 
 
-def _launch(
-    layout: Layout, x: torch.Tensor, storage: torch.Tensor, *, back: bool, tile: Tile | None
-) -> None:
-    """One kernel for all matrices x [batch, n, k], or [batch, parts, n / parts, k], and their
-    contiguous storage."""
-    batch, k = x.shape[0], x.shape[-1]
+def _launch(job: Job) -> None:
+    """One kernel for all matrices of a job that has elements."""
+    x, storage, scales = job.x, job.storage, job.global_scales
+    steps = _plan(job)
+    aligned = scales is None or scales.data_ptr() % 16 == 0
+    pointers = _typed(x, steps.word), _typed(storage, steps.stored_word(job.layout)), scales
+    start(
+        rows_kernel if steps.kind == "rows" else tile_kernel, x.shape[0] * steps.grid, pointers,
+        steps.args.values(), {**steps.consts, "BACK": job.back},
+        held=steps.compiled, key=(x.get_device(), job.back, scales is None, aligned), on=x,
+        num_warps=steps.warps,
+    )  # fmt: skip
+
+
+def _plan(job: Job, target: str | None = None) -> Plan:
+    """The plan of a job's launch, on its device or for a key of the tile table."""
+    layout, x = job.layout, job.x
+    k = x.shape[-1]
     rows = x.shape[-2] if x.ndim == 4 else x.shape[1] // layout.parts
-    n = layout.parts * rows
     row = x.stride(-2) if x.shape[-2] > 1 else k
     strides = (
-        x.stride(0) if batch > 1 else 0,
+        x.stride(0) if x.shape[0] > 1 else 0,
         x.stride(1) if x.ndim == 4 else rows * row,
         row,
         x.stride(-1) if k > 1 else 1,
     )
-    align = (_alignment(x.data_ptr()), _alignment(storage.data_ptr()))
+    align = (_alignment(_address(x)), _alignment(_address(job.storage)))
     if layout.bits and align[1] < 4:
         raise LayoutError(
             f"layout {layout.name!r}: storage is not aligned to the 4-byte words of its bits"
         )
-    sizes = tuple(layout.sizes.items())
-    steps = plan(layout, sizes, n, k, x.element_size(), strides, align, target_of(x.device), tile)
-    source, target = _typed(x, steps.word), _typed(storage, steps.word)
-    if layout.bits and steps.word == 1:
-        target = _typed(storage, 4)
-    kernel = rows_kernel if steps.kind == "rows" else tile_kernel
-    with _on(x):
-        kernel[(batch * steps.grid,)](
-            source, target, *steps.args.values(), **steps.consts, BACK=back, num_warps=steps.warps
-        )
+    return plan(
+        layout, tuple(layout.sizes.items()), layout.parts * rows, k, x.element_size(), strides,
+        align, target or target_of(x.device), job.tile, job.global_scales is not None,
+    )  # fmt: skip

@@ -10,18 +10,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.fused.rescale import one_global_scale
+
 
 @triton.jit
 def rows_kernel(
-    source, storage, per_run, count, blocks, inferred, valid, strides, storage_stride,
+    source, storage, global_scales,
+    per_run, count, blocks, inferred, valid, strides, storage_stride,
     SIZES: tl.constexpr, DIMS: tl.constexpr, MULTS: tl.constexpr, BASE: tl.constexpr,
     UNITS: tl.constexpr, VECTOR: tl.constexpr, PADDED: tl.constexpr, FILL: tl.constexpr,
-    WIDE: tl.constexpr, BACK: tl.constexpr,
+    WIDE: tl.constexpr, WORD: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     """Whole runs change places: UNITS vectors of the storage, each with its source found by
     division.
 
-    All sizes and strides count vectors.
+    All sizes and strides count vectors. global_scales: None, or [matrices, 2] fp32 for e4m3 bytes
+    whose parts are to share one.
     """
     pid = tl.program_id(0)
     matrix = (pid // blocks).to(tl.int64)
@@ -49,12 +53,15 @@ def rows_kernel(
     if BACK:
         tl.store(here, tl.load(there, mask=known[:, None]), mask=known[:, None])
     else:
-        tl.store(there, tl.load(here, mask=known[:, None], other=FILL), mask=inside[:, None])
+        x = tl.load(here, mask=known[:, None], other=FILL)
+        if global_scales is not None:
+            x = one_global_scale(x, p[:, None], global_scales + 2 * matrix, WORD)
+        tl.store(there, x, mask=inside[:, None])
 
 
 @triton.jit
 def tile_kernel(
-    source, storage, counts, outs, row_out, valid, padded, strides, storage_stride,
+    source, storage, global_scales, counts, outs, row_out, valid, padded, strides, storage_stride,
     GRID_DIMS: tl.constexpr, GRID_MULTS: tl.constexpr, BASE: tl.constexpr,
     IN_UNITS: tl.constexpr, IN_VECTOR: tl.constexpr, IN_SIZES: tl.constexpr, IN_DIMS: tl.constexpr,
     IN_MULTS: tl.constexpr, OUT_UNITS: tl.constexpr, OUT_VECTOR: tl.constexpr,
@@ -68,7 +75,7 @@ def tile_kernel(
     """One tile: source order in, its digits permuted, storage order out; or BACK.
 
     Row, part and matrix strides count source vectors, storage steps stored ones, so that the
-    compiler sees the alignment of every access.
+    compiler sees the alignment of every access. global_scales: as in rows_kernel.
     """
     left = tl.program_id(0)
     p, h, c = left * 0 + BASE[0], left * 0 + BASE[1], left * 0 + BASE[2]
@@ -141,7 +148,10 @@ def tile_kernel(
         y = _permute(y, BACK_SHAPE, BACK_PERM)
         tl.store(here, tl.reshape(y, (IN_UNITS, IN_VECTOR)), mask=known)
     else:
-        x = _permute(tl.load(here, mask=known, other=FILL), SHAPE, PERM)
+        x = tl.load(here, mask=known, other=FILL)
+        if global_scales is not None:
+            x = one_global_scale(x, (p + ps)[:, None], global_scales + 2 * matrix, WORD)
+        x = _permute(x, SHAPE, PERM)
         if MEET > 1:
             x = _permute(_transpose_bytes(x, MEET, MOVES, False), WORD_SHAPE, WORD_PERM)
         x = tl.reshape(x, (OUT_UNITS, OUT_VECTOR))

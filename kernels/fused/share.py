@@ -12,22 +12,26 @@ from functools import lru_cache
 
 import torch
 
-from kernels.fused.rearrange import rearrange_parts
+from kernels.fused.rearrange import Job, job_of_parts
 from kernels.layout import Layout
 
 
-def place_share(view: torch.Tensor, layout: Layout, n: int, k: int, up_first: bool) -> torch.Tensor:
-    """view [E, parts, rows, columns] -> storage [E, ...] of `layout` for matrices [n, k].
+def share_job(
+    view: torch.Tensor, layout: Layout, n: int, k: int, up_first: bool,
+    global_scales: torch.Tensor | None = None,
+) -> Job:  # fmt: skip
+    """view [E, parts, rows, columns] into storage [E, ...] of `layout` for matrices [n, k].
 
     Each part is padded with zeros to n / parts rows, and columns to k, before the layout pads
-    further. up_first: the second part's rows come first. `share_layout` must have an answer.
+    further. up_first: the second part's rows come first. global_scales: as `Job` says.
+    `share_layout` must have an answer.
     """
     parts = view.shape[1]
     laid = share_layout(layout, tuple(layout.sizes.items()), parts, n, k, up_first)
     assert laid is not None, f"layout {layout.name!r} does not take {parts} parts of {n} rows"
     if view.numel():
-        return rearrange_parts(laid, view)
-    return view.new_zeros((view.shape[0], *layout.storage_shape(n, k)))
+        return job_of_parts(laid, view, global_scales)
+    return Job(layout, view, view.new_empty((view.shape[0], *layout.storage_shape(n, k))))
 
 
 @lru_cache(maxsize=512)

@@ -138,7 +138,7 @@ def merge_global_scales(
     max(|w| * (2**-4 + 2**-22), 6 * 2**-10 * merged). The ratio is at most 1, so nothing saturates;
     its division and product round to 2**-24 each; e4m3 keeps 3 bits after the point (half a step is
     2**-4 of the value), and below 2**-6 half a step is 2**-10. Halves whose scales are equal are
-    unchanged.
+    unchanged; a NaN keeps its sign.
     """
     check_merge(scale, global_scales)
     merged = global_scales.amax(-1)
@@ -148,7 +148,9 @@ def merge_global_scales(
     if row_ratio is None:
         row_ratio = ratio.repeat_interleave(half, -1, output_size=rows)
     values = decode_e4m3(scale).mul_(row_ratio[..., None])
-    return encode_e4m3(values).view(scale.dtype), merged
+    byte = encode_e4m3(values).view(torch.uint8)
+    byte = torch.where(values.isnan(), scale.view(torch.uint8) | E4M3_NAN, byte)
+    return byte.view(scale.dtype), merged
 
 
 def largest_finite(x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from harness.run.source import synthetic
 from kernels.errors import LayoutError
 from kernels.fused import rearrange
-from kernels.layout import Layout
+from kernels.fused.per_expert import per_expert
 from kernels.prepare import PATHS, prepare
 from kernels.prepared import PreparedLayer
 from kernels.weights import MoEWeights
@@ -38,11 +38,11 @@ pytestmark = pytest.mark.timeout(900)
 
 def moved(weights: MoEWeights) -> MoEWeights:
     """The same layer on the device under test, with its strides."""
-    tensors = {
-        name: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=DEVICE).copy_(x)
-        for name, x in weights.tensors().items()
-    }
-    return replace(weights, **tensors)
+    return replace(weights, **{name: moved_one(x) for name, x in weights.tensors().items()})
+
+
+def moved_one(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=DEVICE).copy_(x)
 
 
 def layer(path: str, activation: str, hidden: int, intermediate: int, **more: Any) -> MoEWeights:
@@ -107,12 +107,13 @@ def test_one_launch_a_tensor(path: str, monkeypatch: pytest.MonkeyPatch) -> None
     seen: list[torch.Tensor] = []
     real = rearrange._launch
 
-    def launch(layout: Layout, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        seen.append(x)
-        real(layout, x, *args, **kwargs)
+    def launch(job: rearrange.Job) -> None:
+        seen.append(job.x)
+        real(job)
 
     monkeypatch.setattr(rearrange, "_launch", launch)
-    given = moved(layer(path, "silu", 64, 512))
+    two = {} if path == "mxfp4_triton" else {"w13_scale_2": torch.tensor([[1.0, 0.5], [0.25, 3.0]])}
+    given = moved(layer(path, "silu", 64, 512, **two))
     prepare(path, given, target=TARGETS[path][0], tp_size=2, tp_rank=1, impl="fused")
     theirs = {x.untyped_storage().data_ptr() for x in given.tensors().values()}
     assert len(seen) == 4
@@ -128,14 +129,21 @@ def test_rows_stored_otherwise_and_expert_parallel(path: str) -> None:
             both(weights, path, target=target, tp_size=2, tp_rank=0, ep_size=2, ep_rank=1)
 
 
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("activation", ["silu", "swigluoai", "relu2_no_mul"])
 @pytest.mark.parametrize("path", ["nvfp4_cutedsl", "nvfp4_trtllm", "nvfp4_cutlass"])
-def test_two_global_scales_and_activation_scales(path: str) -> None:
-    scales = torch.tensor([[1.0, 0.5], [0.25, 3.0]])
+def test_two_global_scales_and_activation_scales(
+    path: str, activation: str, rank: tuple[int, ...]
+) -> None:
+    """One expert whose halves have equal scales, one whose have not."""
+    tp_size, tp_rank, hidden, intermediate = rank
+    scales = torch.tensor([[1.0, 1.0], [0.25, 3.0]])
     weights = layer(
-        path, "silu", 64, 256, w13_scale_2=scales, w2_scale_2=scales[:, 0].clone(),
-        a13_scale=scales[:, 1].clone(), a2_scale=scales[:, 0].clone(),
+        path, activation, hidden, intermediate, w13_scale_2=scales,
+        w2_scale_2=scales[:, 0].clone(), a13_scale=scales[:, 1].clone(),
+        a2_scale=scales[:, 0].clone(),
     )  # fmt: skip
-    both(weights, path, target="sm100", tp_size=2, tp_rank=1)
+    both(weights, path, target="sm100", tp_size=tp_size, tp_rank=tp_rank)
 
 
 @pytest.mark.parametrize("generation", ["3.5", "3.8"])
@@ -162,3 +170,20 @@ def test_sliced_checkpoints_and_other_dtypes() -> None:
     )
     for path in ("nvfp4_trtllm", "nvfp4_cutedsl"):
         both(as_bytes, path, target="sm100", tp_size=2, tp_rank=0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 300, 513])
+def test_per_expert(count: int) -> None:
+    """Rows' maxima and maxima of all, of any strides, NaN and infinities among them; one launch."""
+    made = torch.randn(count, 2, generator=torch.Generator().manual_seed(count))
+    made[0, 1], made[-1, 0] = torch.inf, -torch.inf
+    lost = made.clone()
+    lost[count // 2, 0] = torch.nan
+    wide = torch.stack([made, lost], 2)[..., 1]
+    for tensors in ([made], [made[:, 0], lost], [wide, made[:1], lost[:, 1], made.t().t()]):
+        for counts in ([None] * len(tensors), [count + 3] * len(tensors)):
+            got = per_expert([moved_one(x) for x in tensors], counts)
+            for mine, x, repeat in zip(got, tensors, counts, strict=True):
+                rows = x.amax(1) if x.ndim == 2 else x
+                want = rows if repeat is None else x.max().repeat(repeat)
+                assert torch.equal(mine.cpu().nan_to_num(7e37), want.nan_to_num(7e37))

@@ -185,15 +185,22 @@ def test_dequantize_pack_and_unpack(length: int) -> None:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_merge_of_every_scale_byte(interleaved: bool) -> None:
-    scale = torch.arange(256, dtype=torch.uint8).repeat(5, 6, 1)
-    pair = torch.tensor([[1.0, 1.0], [0.3, 1.0], [1.0, 1e-3], [0.0, 0.0], [7.7, 5.5]])
-    expected = reference.merge_global_scales(scale, pair, interleaved=interleaved)
-    got = fused.merge_global_scales(scale.to(DEVICE), pair.to(DEVICE), interleaved=interleaved)
-    nan = (scale & 0x7F) == 0x7F
-    assert (((got[0].cpu() & 0x7F) == 0x7F) == nan).all()
-    same(got[0].cpu().masked_fill(nan, 0), expected[0].masked_fill(nan, 0))
-    same(got[1], expected[1])
+@pytest.mark.parametrize("columns", [256, 257, 2])
+def test_merge_global_scales(columns: int, interleaved: bool) -> None:
+    """Every byte under ratios of every kind: rows of words, of single bytes, sliced and empty."""
+    scale = torch.arange(14 * 6 * columns).view(14, 6, columns).to(torch.uint8)
+    pairs = torch.tensor(
+        [[1, 1], [0.3, 1], [1, 1e-3], [0, 0], [7.7, 5.5], [1, -0.7], [-2, -1], [0, 1], [-0.0, 2],
+         [torch.nan, 1], [torch.inf, 1], [1, -torch.inf], [1e-38, 3e38], [1, 0.999999]]
+    )  # fmt: skip
+    wide = torch.stack([scale, scale], -1)[..., 1]
+    for x in (scale, wide, scale[:, 2:4], scale[:0], scale[:, :0]):
+        pair = pairs[: len(x)]
+        expected = reference.merge_global_scales(x, pair, interleaved=interleaved)
+        on_device = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=DEVICE).copy_(x)
+        got = fused.merge_global_scales(on_device, pair.to(DEVICE), interleaved=interleaved)
+        same(got[0], expected[0])
+        same(got[1], expected[1])
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (4, 0), (2, 0, 64), (1, 64), (64,), (1, 2), (3, 4096)])
