@@ -133,6 +133,13 @@ class Layout:
         if self.bits is not None and sorted(self.bits) != list(range(32)):
             raise refuse("bits is no permutation of the 32 bits of a word")
 
+    def __hash__(self) -> int:
+        return self._hash  # a layout is a key in many caches
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.pattern, self.align, self.flip))
+
     @cached_property
     def source_axes(self) -> tuple[tuple[str, ...], ...]:
         return _axes(self.pattern.split("->")[0])
@@ -255,6 +262,8 @@ class Layout:
         }
         if self.view == "rows_cols":
             return storage
+        if self.view == "cols_rows":
+            return storage.mT
         view = rearrange(storage, VIEWS[self.view], **sizes.get(self.view, {}))
         if storage.numel() and view.data_ptr() != storage.data_ptr():
             raise LayoutError(

@@ -10,6 +10,7 @@ a tensor that no view stands for, goes the steps' way.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from kernels import pads
 from kernels.catalog import LAYOUTS
 from kernels.layout import round_up
+from kernels.shard import ShardPlan
 from kernels.weights import padded_shapes, share, take
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ def _in_one_launch(state: State) -> bool:
 
 def _take_the_rest(state: State) -> None:
     """What no view stands for is taken as ever, rows [gate; up] or pairs."""
-    from kernels.fused.per_expert import per_expert
+    from kernels.fused.per_expert import small_tensors
 
     plan = state.plan
     pairs = state.reads.rows == "pairs"
@@ -101,8 +103,9 @@ def _take_the_rest(state: State) -> None:
     state.tensors = take(state.weights, plan, pairs=pairs, skip=skip)
     if state.small:
         counts = [None if name.startswith("w") else plan.expert_count for name in state.small]
-        made = per_expert(list(state.small.values()), counts)
-        state.tensors |= zip(state.small, made, strict=True)
+        job = small_tensors(list(state.small.values()), counts)
+        state.tensors |= zip(state.small, job.outs, strict=True)
+        state.jobs.append(job)
     state.row_order = ("pairs" if pairs else "gate|up") if plan.gated else "plain"
     for name in ("w13_bias", "w2_bias"):
         if name in state.tensors:
@@ -135,14 +138,15 @@ def _up_first(state: State) -> None:
 
 def _lay_out(state: State) -> None:
     """Every weight and scale from its share to its storage, each byte read and written once."""
-    from kernels.fused.rearrange import run
+    from kernels.fused.launch import run
     from kernels.fused.share import share_job
     from kernels.prepare import order_biases
 
     t, plan, reads = state.tensors, state.plan, state.reads
     nvfp4 = pads.CONSUMER_FORMAT[plan.path] == "nvfp4"
     if not nvfp4:
-        _check_mxfp4(state)
+        o = state.options
+        _check_mxfp4(plan, o["num_warps"], o["tp_size"], o["torch_version"], o["generation"])
     jobs = {}
     for name in WEIGHTS:
         layout, up_first = reads.layouts[name], state.row_order == "up|gate" and name[:3] == "w13"
@@ -155,7 +159,7 @@ def _lay_out(state: State) -> None:
         n, k = state.padded[name]
         merge = state.unmerged if name == "w13_scale" else None
         jobs[name] = share_job(view, layout, n, k, up_first, merge)
-    run(list(jobs.values()))
+    run([*state.jobs, *jobs.values()])
     for name, job in jobs.items():
         layout, (n, k) = reads.layouts[name], state.padded[name]
         if nvfp4:
@@ -168,17 +172,17 @@ def _lay_out(state: State) -> None:
             state.views[name] = state.routine("nvfp4_swizzled_scale_to_cutedsl_mma_view")(t[name])
 
 
-def _check_mxfp4(state: State) -> None:
+@lru_cache(maxsize=256)
+def _check_mxfp4(
+    plan: ShardPlan, num_warps: int, tp_size: int, torch_version: str | None, generation: str
+) -> None:
     """The refusals of `swizzle_mxfp4`, which looks at shapes alone."""
     from kernels.reference.mxfp4 import check_mxfp4
 
-    plan, o, shapes = state.plan, state.options, padded_shapes(state.plan)
+    shapes = padded_shapes(plan)
     for name in ("w13", "w2"):
         values, scale = (
             torch.empty((plan.expert_count, *shape), dtype=torch.uint8, device="meta")
             for shape in (shapes[f"{name}_weight"], shapes[f"{name}_scale"])
         )
-        check_mxfp4(
-            values, scale, o["num_warps"], plan.target, o["tp_size"], o["torch_version"],
-            o["generation"],
-        )  # fmt: skip
+        check_mxfp4(values, scale, num_warps, plan.target, tp_size, torch_version, generation)

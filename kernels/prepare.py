@@ -149,6 +149,7 @@ class State:
     row_order: str = "plain"
     shares: dict[str, torch.Tensor] = field(default_factory=dict)
     small: dict[str, torch.Tensor] = field(default_factory=dict)
+    jobs: list[Any] = field(default_factory=list)
     unmerged: torch.Tensor | None = None  # global scales of gate and up that are still to be one
 
     @cached_property

@@ -38,17 +38,19 @@ def of_cell(cell: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     refuses, or takes it in several steps."""
     if cell["impl"]["name"] != "fused" or not layouts_of_cell(cell)[0]:
         return {}
-    from kernels.fused.rearrange import describe, planned
+    from kernels.fused.launch import planned
+    from kernels.fused.rearrange import Job, describe
 
     path, arch = cell["path"]["name"], cell["hw"]["arch"]
     try:
-        with planned() as jobs:
+        with planned() as launches:
             prepare(
                 path, _weights(cell["model"], path), target=arch, impl="fused",
                 tp_size=int(cell["cell"]["tp_size"]), generation=cell.get("generation", "3.5"),
             )  # fmt: skip
     except LayoutError:
         return {}
+    jobs = [one for one in launches if isinstance(one, Job)]
     if len(jobs) != len(WEIGHTS):
         return {}
     return {

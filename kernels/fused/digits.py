@@ -57,12 +57,17 @@ class Problem:
     near: bool  # a row is contiguous
     word: int = 1  # bytes of an element that moves as one
     column: int = 1  # bytes of a column, where near
+    split: tuple[int, bool] | None = None  # rows of the storage's first half; the second part's?
 
     @property
     def wide(self) -> bool:
         """Whether offsets inside one matrix need 64 bits."""
         _, part, row, col = self.strides
-        reach = part * self.layout.parts + row * self.padded[0] + col * self.padded[1]
+        reach = (
+            part * (2 if self.split else self.layout.parts)
+            + row * self.padded[0]
+            + col * self.padded[1]
+        )
         return max(reach, self.storage) >= 1 << 31
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -54,26 +55,55 @@ def start(
             compiled[grid, 1, 1](*addresses, *args, *consts.values())
 
 
-@contextmanager
-def side_by_side(x: torch.Tensor, count: int) -> Iterator[list[AbstractContextManager[object]]]:
-    """A context for each of `count` launches that do not depend on each other.
+class Launch(Protocol):
+    """A launch to come that writes `out`, allocated already."""
 
-    On a GPU the second, third, sixth, seventh and so on go to a second stream, so that in order of
-    size both streams have as much. It begins after the work so far and is waited for at the end:
-    what is queued next sees all of them done. Outputs have to be allocated before, on the current
-    stream.
+    @property
+    def out(self) -> torch.Tensor: ...
+
+    def launch(self) -> None: ...
+
+
+def run(jobs: Iterable[Launch]) -> None:
+    """Launches that do not depend on each other, small ones first, two at a time where a GPU can:
+    one ends while another begins.
+
+    From the largest down they are dealt to two streams as A, B, B, A: the last two end together,
+    and neither waits for a small one of the other. The second stream begins after the work so far
+    and is waited for at the end: what is queued next sees all of them done.
     """
-    if count < 2 or not x.is_cuda:
-        yield [nullcontext()] * count
+    if (kept := _kept.get()) is not None:
+        kept.extend(jobs)
         return
-    main, side = torch.cuda.current_stream(x.device), _second_stream(x.get_device())
+    full = sorted((job for job in jobs if job.out.numel()), key=lambda job: job.out.numel())
+    if len(full) < 2 or not full[0].out.is_cuda:
+        for job in full:
+            job.launch()
+        return
+    on = full[0].out
+    main, side = torch.cuda.current_stream(on.device), _second_stream(on.get_device())
     side.wait_stream(main)
     try:
-        yield [
-            torch.cuda.stream(side) if at % 4 in (1, 2) else nullcontext() for at in range(count)
-        ]
+        for rank, job in zip(range(len(full), 0, -1), full, strict=True):
+            with torch.cuda.stream(side) if rank % 4 in (2, 3) else nullcontext():
+                job.launch()
     finally:
         main.wait_stream(side)
+
+
+@contextmanager
+def planned() -> Iterator[list[Launch]]:
+    """The launches of the calls inside, kept in place of run: tensors may be on the device `meta`,
+    and outputs stay unwritten."""
+    jobs: list[Launch] = []
+    before = _kept.set(jobs)
+    try:
+        yield jobs
+    finally:
+        _kept.reset(before)
+
+
+_kept: ContextVar[list[Launch] | None] = ContextVar("launches kept in place of run", default=None)
 
 
 @cache

@@ -12,7 +12,8 @@ from math import lcm
 import torch
 
 from kernels.errors import LayoutError
-from kernels.fused.rearrange import Job, job, restore, run
+from kernels.fused.launch import run
+from kernels.fused.rearrange import Job, job, restore
 from kernels.layout import Layout, round_up
 from kernels.reference import mxfp4 as reference
 from kernels.reference.mxfp4 import InFlexData, Swizzled, SwizzledMxfp4

@@ -17,8 +17,9 @@ import torch
 
 from kernels import activations, catalog
 from kernels.errors import LayoutError
-from kernels.fused.per_expert import per_expert, taken
-from kernels.fused.rearrange import job, rearrange, run
+from kernels.fused.launch import Launch, run
+from kernels.fused.per_expert import small_tensors, taken
+from kernels.fused.rearrange import job, rearrange
 from kernels.layout import Layout, round_up
 from kernels.reference import nvfp4_layer as reference
 from kernels.reference.nvfp4 import BLOCK, E4M3, amax_for_moe_activation_quant
@@ -103,11 +104,14 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
     activation = activations.find(layer.activation)
     eplb = reference.enable_eplb(layer)
     count = w13.shape[0]
+    jobs: list[Launch] = []
     if eplb or not (taken(a13_scale) and taken(a2_scale)):
         a13 = amax_for_moe_activation_quant(a13_scale, eplb).repeat(count)
         a2 = amax_for_moe_activation_quant(a2_scale, eplb).repeat(count)
     else:
-        a13, a2 = per_expert([a13_scale, a2_scale], [count, count])
+        small = small_tensors([a13_scale, a2_scale], [count, count])
+        jobs.append(small)
+        a13, a2 = small.outs
     if activation.gated:
         for name, x in (("w13", w13), ("w13_scale", w13_scale)):
             check_halves(name, x, -2)
@@ -123,7 +127,7 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
                 "[M, K] or [E, M, K]"
             )
     outs = slices("prepare_nvfp4_moe_layer_for_flashinfer_cutedsl", out, experts)
-    jobs, prepared = [], []
+    prepared = []
     for (name, layout), x, given in zip(
         layouts.items(), (w13, w13_scale, w2, w2_scale), outs, strict=True
     ):
@@ -137,8 +141,9 @@ def prepare_nvfp4_moe_layer_for_flashinfer_cutedsl(
             check_out(
                 f"prepare_nvfp4_moe_layer_for_flashinfer_cutedsl: {name}", given, x, shape.numel()
             )
-        jobs.append(job(layout, x, given))
-        prepared.append(jobs[-1].storage.view(shape))
+        placed = job(layout, x, given)
+        jobs.append(placed)
+        prepared.append(placed.storage.view(shape))
     run(jobs)
     w13, w13_scale, w2, w2_scale = prepared
     return w13, w13_scale, w13_scale_2, a13, w2, w2_scale, w2_scale_2, a2

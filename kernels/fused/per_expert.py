@@ -7,6 +7,7 @@ a rank that holds an eighth of the experts' rows they were a quarter of the laye
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,31 +21,49 @@ _compiled: dict[tuple[object, ...], Any] = {}
 
 
 def taken(x: torch.Tensor) -> bool:
-    """Whether `per_expert` takes x: [E] or [E, 2] fp32 of any strides, not empty."""
+    """Whether `small_tensors` takes x: [E] or [E, 2] fp32 of any strides, not empty."""
     return x.dtype == torch.float32 and x.ndim in (1, 2) and x.numel() > 0
 
 
-def per_expert(tensors: Sequence[torch.Tensor], counts: Sequence[int | None]) -> list[torch.Tensor]:
-    """For each [E] or [E, 2] fp32 tensor a new [E]: its rows' maxima; or with a count the maximum
-    of it all, so many times. NaN is the largest, as torch has it."""
-    outs, args = [], []
-    for x, count in zip(tensors, counts, strict=True):
-        outs.append(x.new_empty(x.shape[0] if count is None else count))
-        columns, step = (1, 0) if x.ndim == 1 else (x.shape[1], x.stride(1))
-        args.append((x.shape[0], columns, x.stride(0), step, outs[-1].shape[0]))
-    many = len(outs)
-    pointers = [t for pair in zip(tensors, outs, strict=True) for t in pair]
-    pointers += [None] * (2 * (4 - many))
-    sizes = tuple(tuple(task) for task in args) + ((0,) * 5,) * (4 - many)
-    over_all = tuple(count is not None for count in counts) + (False,) * (4 - many)
-    aligned = tuple(t is None or t.data_ptr() % 16 == 0 for t in pointers)
-    start(
-        per_expert_kernel, many, pointers, sizes,
-        {"OVER_ALL": over_all, "MANY": many, "BLOCK": BLOCK},
-        held=_compiled, key=(outs[0].get_device(), sizes, over_all, aligned), on=outs[0],
-        num_warps=2,
-    )  # fmt: skip
-    return outs
+@dataclass(frozen=True)
+class SmallTensors:
+    """One launch that makes up to four small tensors; `small_tensors` says which."""
+
+    tensors: Sequence[torch.Tensor]
+    over_all: tuple[bool, ...]
+    outs: Sequence[torch.Tensor]
+
+    @property
+    def out(self) -> torch.Tensor:
+        return self.outs[0]
+
+    def launch(self) -> None:
+        many = len(self.outs)
+        pointers = [t for pair in zip(self.tensors, self.outs, strict=True) for t in pair]
+        sizes = tuple(_sizes(x, out) for x, out in zip(self.tensors, self.outs, strict=True))
+        aligned = tuple(t.data_ptr() % 16 == 0 for t in pointers)
+        start(
+            per_expert_kernel, many, pointers + [None] * (8 - 2 * many),
+            sizes + ((0,) * 5,) * (4 - many),
+            {"OVER_ALL": self.over_all, "MANY": many, "BLOCK": BLOCK},
+            held=_compiled, key=(self.out.get_device(), sizes, self.over_all, aligned),
+            on=self.out, num_warps=2,
+        )  # fmt: skip
+
+
+def small_tensors(tensors: Sequence[torch.Tensor], counts: Sequence[int | None]) -> SmallTensors:
+    """For each of up to four [E] or [E, 2] fp32 tensors a new [E]: its rows' maxima; or with a
+    count the maximum of it all, so many times. NaN is the largest, as torch has it."""
+    outs = [
+        x.new_empty(x.shape[0] if count is None else count)
+        for x, count in zip(tensors, counts, strict=True)
+    ]
+    return SmallTensors(tensors, tuple(count is not None for count in counts), outs)
+
+
+def _sizes(x: torch.Tensor, out: torch.Tensor) -> tuple[int, ...]:
+    columns, step = (1, 0) if x.ndim == 1 else (x.shape[1], x.stride(1))
+    return x.shape[0], columns, x.stride(0), step, out.shape[0]
 
 
 @triton.jit

@@ -40,23 +40,24 @@ def plan(
     target: str,
     tile: Tile | None = None,
     parts_apart: bool = False,
+    split: tuple[int, bool] | None = None,
 ) -> Plan:
     """The launch for matrices [n, k] of `item`-byte elements with element strides (matrix, part, n,
     k); a part is what `layout.parts` divides the rows into.
 
     sizes: layout.sizes as items, which the layout's own hash leaves out. align: powers of two, in
     bytes, that divide the addresses of source and storage. tile: overrides the table, for sweeps.
-    parts_apart: the kernel has to know the part of what it moves.
+    parts_apart: the kernel has to know the part of what it moves. split: as `Job` has it.
     """
     del sizes
-    problem = _problem(layout, n, k, item, strides, align)
+    problem = replace(_problem(layout, n, k, item, strides, align), split=split)
     unpadded, row = problem.valid == problem.padded, problem.strides[2]
     whole = problem.near and unpadded and row == problem.padded[1] and not parts_apart
     run, rest = _run(problem, inferred=True, rows=whole)
     if layout.bits is None and not any(d.dim == C for d in rest):
         joined, rest = _join_rows(problem, run, rest) if whole else (problem, rest)
         joined = _with_word(joined, run, 16, item)
-        if joined.near and joined.word >= 8:
+        if joined.near and joined.word >= 8 and not split:
             return _rows_plan(joined, run, rest, tile or tile_for(target, "rows"))
         narrow = _with_columns(problem, item)
         run, rest = _run(narrow, inferred=False, rows=False)

@@ -14,11 +14,11 @@ import triton
 from kernels.errors import LayoutError
 from kernels.formats import MXFP4, NVFP4, per_matrix
 from kernels.fused.dequantize import dequantize_mxfp4, dequantize_nvfp4, pack_e2m1, unpack_e2m1
-from kernels.fused.launch import launchable
+from kernels.fused.launch import launchable, run
 from kernels.fused.quantize_across import quantize_across_kernel
 from kernels.fused.quantize_blocks import quantize_blocks_kernel
 from kernels.fused.quantize_kernels import largest_finite_kernel, quantize_kernel
-from kernels.fused.rearrange import as_batch, job_of_parts, run
+from kernels.fused.rearrange import as_batch, job_of_parts
 from kernels.fused.rows import Rows, rows_of
 from kernels.layout import Layout
 from kernels.quantize_task import (

@@ -1,15 +1,12 @@
 """The fused twin of `Layout.forward` and `Layout.inverse`: one read, one write, no index tensors.
 
 `rearrange(layout, x)` and `restore(layout, storage, n, k)` run one kernel for all matrices of a
-batch; `run` takes several tensors at once. The kernels are in `rearrange_kernels`, and `plan`
-derives their arguments from the layout's digits.
+batch; a `Job` is such a launch to come, and `launch.run` takes several. The kernels are in
+`rearrange_kernels`, and `plan` derives their arguments from the layout's digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -20,7 +17,7 @@ import triton.language as tl
 
 from kernels.errors import LayoutError
 from kernels.fused.digits import Plan
-from kernels.fused.launch import on_device_of, side_by_side, start
+from kernels.fused.launch import on_device_of, run, start
 from kernels.fused.plan import plan
 from kernels.fused.rearrange_kernels import rows_kernel, swap_kernel, tile_kernel
 from kernels.fused.tiles import Tile, target_of, tile_for
@@ -36,7 +33,8 @@ class Job:
 
     back: from the storage to x. tile: overrides the table. global_scales: [batch, 2] fp32,
     contiguous, for e4m3 x of two parts; the storage then has the scales under the larger one, as
-    `merge_global_scales` makes them.
+    `merge_global_scales` makes them. split: x has two parts that `layout` knows nothing of, each
+    padded to so many rows, the second one first if the flag is set.
     """
 
     layout: Layout
@@ -45,41 +43,17 @@ class Job:
     back: bool = False
     tile: Tile | None = None
     global_scales: torch.Tensor | None = None
+    split: tuple[int, bool] | None = None
 
+    @property
+    def out(self) -> torch.Tensor:
+        return self.x if self.back else self.storage
 
-@contextmanager
-def planned() -> Iterator[list[Job]]:
-    """The jobs of the calls inside, kept in place of run: tensors may be on the device `meta`, and
-    storages stay unwritten."""
-    jobs: list[Job] = []
-    before = _kept.set(jobs)
-    try:
-        yield jobs
-    finally:
-        _kept.reset(before)
-
-
-_kept: ContextVar[list[Job] | None] = ContextVar("jobs kept in place of run", default=None)
-
-
-def run(jobs: Sequence[Job]) -> None:
-    """Run launches that have nothing to do with each other, the small ones first and two at a time
-    where a GPU can: one ends while the next one begins."""
-    if (kept := _kept.get()) is not None:
-        kept.extend(jobs)
-        return
-    full = []
-    for job in jobs:
-        if job.x.numel():
-            full.append(job)
+    def launch(self) -> None:
+        if self.x.numel():
+            _launch(self)
         else:
-            job.storage.view(torch.uint8).fill_(job.layout.fill)
-    full.sort(key=lambda job: job.x.numel())
-    if full:
-        with side_by_side(full[0].x, len(full)) as streams:
-            for job, stream in zip(full, streams, strict=True):
-                with stream:
-                    _launch(job)
+            self.storage.view(torch.uint8).fill_(self.layout.fill)
 
 
 def job(layout: Layout, x: torch.Tensor, out: torch.Tensor | None = None) -> Job:
@@ -91,17 +65,22 @@ def job(layout: Layout, x: torch.Tensor, out: torch.Tensor | None = None) -> Job
     return Job(layout, as_batch(x) if x.numel() else x, storage)
 
 
-def job_of_parts(layout: Layout, x: torch.Tensor, global_scales: torch.Tensor | None = None) -> Job:
-    """x [E, layout.parts, rows, k] of any strides into storage [E, rows, cols]: as `job` of
-    [E, parts * rows, k], whose parts need not follow each other evenly."""
+def job_of_parts(
+    layout: Layout, x: torch.Tensor, global_scales: torch.Tensor | None = None,
+    split: tuple[int, bool] | None = None,
+) -> Job:  # fmt: skip
+    """x [E, parts, rows, k] of any strides into storage [E, rows, cols]: as `job` of
+    [E, parts * rows, k], whose parts need not follow each other evenly. `layout.parts` parts, or
+    two where `split` says so."""
     check(layout, x)
-    if x.ndim != 4 or x.shape[1] != layout.parts:
+    if x.ndim != 4 or x.shape[1] != (2 if split else layout.parts):
         raise LayoutError(
             f"layout {layout.name!r}: tensor {tuple(x.shape)}; want [E, {layout.parts}, rows, k]"
         )
     sizes = tuple(layout.sizes.items())
     shape = _storage_shape(layout, sizes, x.shape[1] * x.shape[2], x.shape[3])
-    return Job(layout, x, x.new_empty((x.shape[0], *shape)), global_scales=global_scales)
+    storage = x.new_empty((x.shape[0], *shape))
+    return Job(layout, x, storage, global_scales=global_scales, split=split)
 
 
 def rearrange(
@@ -255,5 +234,5 @@ def _plan(job: Job, target: str | None = None) -> Plan:
         )
     return plan(
         layout, tuple(layout.sizes.items()), layout.parts * rows, k, x.element_size(), strides,
-        align, target or target_of(x.device), job.tile, job.global_scales is not None,
+        align, target or target_of(x.device), job.tile, job.global_scales is not None, job.split,
     )  # fmt: skip

@@ -61,7 +61,8 @@ def rows_kernel(
 
 @triton.jit
 def tile_kernel(
-    source, storage, global_scales, counts, outs, row_out, valid, padded, strides, storage_stride,
+    source, storage, global_scales,
+    counts, outs, row_out, valid, padded, strides, storage_stride, half,
     GRID_DIMS: tl.constexpr, GRID_MULTS: tl.constexpr, BASE: tl.constexpr,
     IN_UNITS: tl.constexpr, IN_VECTOR: tl.constexpr, IN_SIZES: tl.constexpr, IN_DIMS: tl.constexpr,
     IN_MULTS: tl.constexpr, OUT_UNITS: tl.constexpr, OUT_VECTOR: tl.constexpr,
@@ -70,12 +71,14 @@ def tile_kernel(
     WORD_SHAPE: tl.constexpr, WORD_PERM: tl.constexpr, WORD_BACK_SHAPE: tl.constexpr,
     WORD_BACK_PERM: tl.constexpr, MEET: tl.constexpr, MOVES: tl.constexpr, BITS: tl.constexpr,
     PADDED: tl.constexpr, OVERHANG: tl.constexpr, FILL: tl.constexpr, WIDE: tl.constexpr,
-    WORD: tl.constexpr, BACK: tl.constexpr,
+    WORD: tl.constexpr, SPLIT: tl.constexpr, BACK: tl.constexpr,
 ):  # fmt: skip
     """One tile: source order in, its digits permuted, storage order out; or BACK.
 
     Row, part and matrix strides count source vectors, storage steps stored ones, so that the
-    compiler sees the alignment of every access. global_scales: as in rows_kernel.
+    compiler sees the alignment of every access. global_scales: as in rows_kernel. SPLIT: row by
+    row, the first `half` rows are the first part's and the others the second's; or at -1 the other
+    way round.
     """
     left = tl.program_id(0)
     p, h, c = left * 0 + BASE[0], left * 0 + BASE[1], left * 0 + BASE[2]
@@ -95,8 +98,9 @@ def tile_kernel(
     STORED: tl.constexpr = 4 if len(BITS) > 0 and WORD == 1 else 1
     LANES: tl.constexpr = OUT_VECTOR // STORED
     storage += (matrix * storage_stride + at) * LANES
+    above = 0 if SPLIT else h
     source += (
-        matrix * strides[0] + p.to(tl.int64) * strides[1] + h.to(tl.int64) * strides[2]
+        matrix * strides[0] + p.to(tl.int64) * strides[1] + tl.cast(above, tl.int64) * strides[2]
     ) * IN_VECTOR
     source += c.to(tl.int64) * strides[3]
 
@@ -111,9 +115,13 @@ def tile_kernel(
             hs += digit * IN_MULTS[d]
         else:
             cs += digit * IN_MULTS[d]
+    if SPLIT:
+        second = (h + hs >= half).to(tl.int32)
+        hs += h - second * half
+        ps = second if SPLIT == 1 else 1 - second
     known = tl.full((IN_UNITS, 1), True, tl.int1)
     if PADDED or OVERHANG:
-        known = ((h + hs < valid[0]) & (c + cs < valid[1]))[:, None]
+        known = ((above + hs < valid[0]) & (c + cs < valid[1]))[:, None]
     if WIDE:
         ps, hs, cs = ps.to(tl.int64), hs.to(tl.int64), cs.to(tl.int64)
     here = source + ((ps * strides[1] + hs * strides[2]) * IN_VECTOR + cs * strides[3])[:, None]

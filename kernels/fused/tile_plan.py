@@ -72,6 +72,7 @@ def tile_plan(p: Problem, run: int, rest: Sequence[Part], tile: Tile) -> Plan:
         "BITS": () if meet == 4 else _distances(p.layout.bits),
         "PADDED": p.valid != p.padded, "OVERHANG": _overhangs(p, store, grid),
         "FILL": _repeated(p.layout.fill, meet), "WIDE": p.wide, "WORD": p.word,
+        "SPLIT": 0 if p.split is None else -1 if p.split[1] else 1,
     }  # fmt: skip
     args = {
         "counts": tuple(d.size for d in live),
@@ -79,7 +80,7 @@ def tile_plan(p: Problem, run: int, rest: Sequence[Part], tile: Tile) -> Plan:
         "row_out": next((d.out // out_vector for d in write if d.inferred and d.dim == H), 0),
         "valid": p.valid, "padded": p.padded,
         "strides": (*(s // in_vector for s in p.strides[:3]), p.strides[3]),
-        "storage_stride": p.storage // out_vector,
+        "storage_stride": p.storage // out_vector, "half": p.split[0] if p.split else 0,
     }  # fmt: skip
     return Plan("tile", p.word, prod(d.size for d in live), args, consts, tile.warps)
 

@@ -15,7 +15,8 @@ import torch
 from harness.run.source import synthetic
 from kernels.errors import LayoutError
 from kernels.fused import rearrange
-from kernels.fused.per_expert import per_expert
+from kernels.fused.launch import run
+from kernels.fused.per_expert import small_tensors
 from kernels.prepare import PATHS, prepare
 from kernels.prepared import PreparedLayer
 from kernels.weights import MoEWeights
@@ -101,8 +102,9 @@ def test_every_path_and_rank(path: str, activation: str, rank: tuple[int, ...]) 
         both(weights, path, target=target, tp_size=tp_size, tp_rank=tp_rank)
 
 
+@pytest.mark.parametrize("intermediate", [512, 384])  # of 384, a tile has rows of gate and of up
 @pytest.mark.parametrize("path", ONE_PASS)
-def test_one_launch_a_tensor(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_launch_a_tensor(path: str, intermediate: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four tensors, four launches, and nothing but the outputs: no copy of the share."""
     seen: list[torch.Tensor] = []
     real = rearrange._launch
@@ -113,7 +115,7 @@ def test_one_launch_a_tensor(path: str, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(rearrange, "_launch", launch)
     two = {} if path == "mxfp4_triton" else {"w13_scale_2": torch.tensor([[1.0, 0.5], [0.25, 3.0]])}
-    given = moved(layer(path, "silu", 64, 512, **two))
+    given = moved(layer(path, "silu", 64, intermediate, **two))
     prepare(path, given, target=TARGETS[path][0], tp_size=2, tp_rank=1, impl="fused")
     theirs = {x.untyped_storage().data_ptr() for x in given.tensors().values()}
     assert len(seen) == 4
@@ -173,7 +175,7 @@ def test_sliced_checkpoints_and_other_dtypes() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 300, 513])
-def test_per_expert(count: int) -> None:
+def test_small_tensors(count: int) -> None:
     """Rows' maxima and maxima of all, of any strides, NaN and infinities among them; one launch."""
     made = torch.randn(count, 2, generator=torch.Generator().manual_seed(count))
     made[0, 1], made[-1, 0] = torch.inf, -torch.inf
@@ -182,8 +184,9 @@ def test_per_expert(count: int) -> None:
     wide = torch.stack([made, lost], 2)[..., 1]
     for tensors in ([made], [made[:, 0], lost], [wide, made[:1], lost[:, 1], made.t().t()]):
         for counts in ([None] * len(tensors), [count + 3] * len(tensors)):
-            got = per_expert([moved_one(x) for x in tensors], counts)
-            for mine, x, repeat in zip(got, tensors, counts, strict=True):
+            job = small_tensors([moved_one(x) for x in tensors], counts)
+            run([job])
+            for mine, x, repeat in zip(job.outs, tensors, counts, strict=True):
                 rows = x.amax(1) if x.ndim == 2 else x
                 want = rows if repeat is None else x.max().repeat(repeat)
                 assert torch.equal(mine.cpu().nan_to_num(7e37), want.nan_to_num(7e37))
