@@ -25,6 +25,7 @@ import kernels
 from harness import UsageError, rows
 from harness.measure import memory, timing
 from harness.measure.bench_cases import CASES, Case, inputs, tensors
+from kernels.prepare import prepare
 
 T = torch.Tensor
 OUT = Path("results") / "runs" / "bench" / "rows.jsonl"
@@ -36,7 +37,12 @@ def split(made: dict[str, T], at: slice) -> dict[str, T]:
 
 
 def call(case: Case, impl: str, made: dict[str, T]) -> Any:
-    """One call of the case's routine on these inputs."""
+    """One call of the case's routine, or of its path, on these inputs."""
+    if case.target:
+        done = prepare(
+            case.routine, *case.args(made), target=case.target, tp_size=case.tp_size, impl=impl
+        )
+        return [done.tensors[name] for name in sorted(done.tensors)]
     return kernels.resolve(case.routine, impl)(*case.args(made), **case.kwargs)
 
 
@@ -72,8 +78,15 @@ def differing(case: Case, made: dict[str, T], step: int) -> str:
 
 def useful(case: Case, made: dict[str, T], result: Any) -> int:
     """Bytes of each input read (once, but for `reads`) and each output written once; untouched
-    inputs do not count."""
+    inputs do not count, nor do other ranks' shares."""
     count = lambda xs: sum(x.numel() * x.element_size() for x in xs)
+    if case.target:
+        from kernels.fused.launch import planned
+        from kernels.fused.rearrange import Job
+
+        with planned() as jobs:
+            call(case, "fused", made)
+        return count(x for job in jobs if isinstance(job, Job) for x in (job.x, job.storage))
     outputs = tensors(result)
     if case.in_place:
         return 2 * count(outputs)
@@ -86,7 +99,9 @@ def useful(case: Case, made: dict[str, T], result: Any) -> int:
 def today(
     case: Case, made: dict[str, T], device: torch.device, plan: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The time of the first vendor that offers this routine here."""
+    """The time of the first vendor that offers this routine here; none has a path."""
+    if case.target:
+        return None
     from harness import vendor
     from harness.env import impls
 

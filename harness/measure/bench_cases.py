@@ -8,11 +8,14 @@ of the same number of bytes that the fused routine has to reach on an H200 with 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from kernels.activations import find
+from kernels.weights import MoEWeights
 
 T = torch.Tensor
 E4M3 = torch.float8_e4m3fn
@@ -23,9 +26,10 @@ class Case:
     """routine(*args(tensors), **kwargs). shapes: of the inputs, uint8 unless `dtypes` says
     otherwise.
 
-    name: the routine and what sets this case apart. in_place: inputs are the outputs. target: whose
-    layout it is, which need not be the device. reads: how often each input has to be read, where it
-    is more than once: it does not fit in the cache.
+    name: the routine and what sets this case apart. in_place: inputs are the outputs. reads: how
+    often each input has to be read, where it is more than once: it does not fit in the cache.
+    target: of a case whose routine is a path: whose layouts rank 0 of tp_size prepares, which need
+    not be the device's; the one argument is then the layer.
     """
 
     name: str
@@ -40,6 +44,7 @@ class Case:
     hw: str = "h200"
     tp_size: int = 1
     reads: int = 1
+    target: str = ""
 
     @property
     def experts(self) -> int:
@@ -118,6 +123,29 @@ def _nvfp4(dtype: torch.dtype, computed: bool = False) -> Case:
     return _case(name, "quantize_nvfp4", _R1, 0.90, shapes, dtypes=dtypes)
 
 
+def _layer(
+    path: str, model: str, h: int, i: int, tp_size: int, bar: float, two: bool = False
+) -> Case:
+    """A whole NVFP4 layer of 32 experts on a rank, from the unsharded checkpoint. two: gate's and
+    up's global scales differ."""
+    activation = find("swigluoai" if model == _OSS else "silu")
+    shapes = {
+        "w13_weight": (32, 2 * i, h // 2), "w13_scale": (32, 2 * i, h // 16),
+        "w2_weight": (32, h, i // 2), "w2_scale": (32, h, i // 16),
+        "w13_scale_2": (32, 2) if two else (32,), "w2_scale_2": (32,), "a13_scale": (32,),
+        "a2_scale": (32,),
+    }  # fmt: skip
+    dtypes = {name: torch.float32 for name, shape in shapes.items() if len(shape) < 3}
+    case = _case(
+        f"{path} {model} TP {tp_size}" + (", two global scales" if two else ""), path, model, bar,
+        shapes,
+        lambda t: (MoEWeights(**t, format="nvfp4", activation=activation.name,
+                              interleaved=activation.interleaved),),
+        dtypes=dtypes | {"w13_scale": E4M3, "w2_scale": E4M3}, tp_size=tp_size,
+    )  # fmt: skip
+    return replace(case, target="sm100")
+
+
 _W13, _MX13, _NV13 = (128, 5760, 1440), (128, 5760, 90), (128, 5760, 180)
 _OSS, _R1, _QWEN = "gpt_oss_120b", "deepseek_r1_nvfp4", "qwen3_235b"
 
@@ -144,6 +172,12 @@ CASES: tuple[Case, ...] = (
     _trtllm(64, 7168, 2048, 0.90, _R1, 1),
     _trtllm(256, 7168, 256, 0.80, _R1, 8),
     _trtllm(128, 4096, 384, 0.80, _QWEN, 4),
+    _layer("nvfp4_trtllm", _R1, 7168, 2048, 1, 0.90),
+    _layer("nvfp4_trtllm", _R1, 7168, 2048, 8, 0.70),
+    _layer("nvfp4_trtllm", _R1, 7168, 2048, 1, 0.80, two=True),
+    _layer("nvfp4_cutedsl", _OSS, 2880, 2880, 1, 0.90),
+    _layer("nvfp4_cutedsl", _OSS, 2880, 2880, 4, 0.75),
+    _layer("nvfp4_cutlass", _QWEN, 4096, 1536, 4, 0.75),
     _layout("Hopper value", "hopper_value_v3", 0.90, _W13),
     _layout("Hopper scale, 8 warps", "hopper_scale_w8", 0.80, _MX13),
     _layout("Hopper scale, 4 warps", "hopper_scale_w4", 0.80, _MX13),
@@ -162,13 +196,16 @@ CASES: tuple[Case, ...] = (
 
 
 def inputs(case: Case, device: torch.device) -> dict[str, T]:
-    """Random bytes by a fixed seed; normal values where a case asks for floats."""
+    """Random bytes by a fixed seed; normal values where a case asks for floats; fp32 scales are 1,
+    of two columns the second .7."""
     generator = torch.Generator(device).manual_seed(sum(case.name.encode()))
     made = {}
     for name, shape in case.shapes.items():
         dtype = case.dtypes.get(name, torch.uint8)
         if dtype == torch.float32:
-            made[name] = torch.ones(shape, device=device)  # scales of a tensor, the same anywhere
+            made[name] = torch.ones(shape, device=device)
+            if len(shape) == 2:
+                made[name][:, 1] = 0.7
         elif dtype.is_floating_point and dtype != E4M3:
             made[name] = torch.randn(shape, generator=generator, device=device).to(dtype)
         else:

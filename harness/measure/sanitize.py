@@ -14,12 +14,16 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import torch
 
 import kernels
+from harness.run.source import synthetic
 from kernels.catalog import LAYOUTS
 from kernels.layout import Layout
+from kernels.pads import FORMAT
+from kernels.prepare import prepare
 
 TOOLS = ("memcheck", "racecheck")
 SHAPES = ((130, 90), (36, 45))
@@ -64,15 +68,39 @@ def routines() -> dict[str, bool]:
         for n, k in ((33, 64), (3, 4112)):  # any shape's kernel, and that of long rows
             x = torch.randn((2, n, k + 16), device="cuda").to(dtype)[..., :k]
             got, want = (f(x) for f in twice("quantize_nvfp4"))
-            as_bytes = lambda xs: [t.contiguous().view(torch.uint8) for t in xs]
-            same = all(map(torch.equal, as_bytes(got), as_bytes(want)))
+            same = all(map(torch.equal, map(bits, got), map(bits, want)))
             found[f"quantize_nvfp4 {dtype} {n}x{k}"] = same
     return found
 
 
+def layers() -> dict[str, bool]:
+    """Whole layers on the last of two ranks: shares in place, two global scales made one, rows of
+    gate and up in one tile, the small tensors."""
+    found = {}
+    for path, target in (
+        ("nvfp4_trtllm", "sm100"), ("nvfp4_cutedsl", "sm100"), ("nvfp4_cutlass", "sm100"),
+        ("mxfp4_triton", "sm90"), ("mxfp4_triton", "gfx950"),
+    ):  # fmt: skip
+        weights = synthetic(3, 96, 352, "silu", FORMAT[path], device="cuda")
+        if weights.w13_scale_2 is not None:
+            two = torch.stack([weights.w13_scale_2, weights.w13_scale_2 * 0.7], 1)
+            weights = replace(weights, w13_scale_2=two)
+        got, want = (
+            prepare(path, weights, target=target, tp_size=2, tp_rank=1, impl=impl).tensors
+            for impl in ("fused", "reference")
+        )
+        same = (torch.equal(bits(got[name]), bits(x)) for name, x in want.items())
+        found[f"{path} {target}"] = all(same)
+    return found
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
 def run(part: int, parts: int) -> int:
     """Launch every kernel, or every parts-th layout; print what differs."""
-    found = routines() if part == 0 else {}
+    found = routines() | layers() if part == 0 else {}
     for name in LAYOUTS_RUN[part::parts]:
         for n, k in SHAPES:
             for how in ("dense", "sliced", "turned"):
