@@ -152,10 +152,10 @@ def take(
         for piece in pieces:
             _copy(own, taken[name], piece, pairs and plan.gated)
     for name in ("w13_scale_2", "w2_scale_2"):
-        if name in sources:
+        if name in sources and name not in skip:
             taken[name] = sources[name][experts].to(torch.float32, copy=True)
     for name in ("a13_scale", "a2_scale"):
-        if name in sources:
+        if name in sources and name not in skip:
             taken[name] = sources[name].to(torch.float32, copy=True)
     return taken
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.run.source import synthetic
 from kernels.errors import LayoutError
 from kernels.fused import rearrange
-from kernels.fused.launch import run
+from kernels.fused.launch import planned, run
 from kernels.fused.per_expert import small_tensors
 from kernels.prepare import PATHS, prepare
 from kernels.prepared import PreparedLayer
@@ -120,6 +121,34 @@ def test_one_launch_a_tensor(path: str, intermediate: int, monkeypatch: pytest.M
     theirs = {x.untyped_storage().data_ptr() for x in given.tensors().values()}
     assert len(seen) == 4
     assert {x.untyped_storage().data_ptr() for x in seen} <= theirs
+
+
+class Computed(TorchDispatchMode):
+    """The operators of torch that are run and are neither views nor allocations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (func.is_view or "empty" in func.name() or "view" in func.name()):
+            self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("path", ONE_PASS)
+def test_torch_computes_nothing(path: str) -> None:
+    """Beside the four launches there is one for the small tensors, and none of torch's."""
+    weights = synthetic(EXPERTS, 64, 512, "silu", PATHS[path].format)
+    if weights.w13_scale_2 is not None:
+        weights = replace(weights, w13_scale_2=torch.rand(EXPERTS, 2))
+    options = {"target": TARGETS[path][0], "tp_size": 2, "tp_rank": 1, "impl": "fused"}
+    with planned() as first:
+        prepare(path, weights, **options)  # what is worked out once is not of the call
+    with planned() as jobs, Computed() as computed:
+        prepare(path, weights, **options)
+    assert len(first) == len(jobs) == (4 if path == "mxfp4_triton" else 5)
+    assert not computed.seen
 
 
 @pytest.mark.parametrize("path", TARGETS)
