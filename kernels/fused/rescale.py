@@ -31,21 +31,31 @@ def one_global_scale(x, part, pair, WORD: tl.constexpr):
 
 @triton.jit
 def _times(x, ratio, WORD: tl.constexpr):
-    """Each byte of words of WORD bytes, an e4m3 number, times the ratio of its row."""
-    word = x.to(tl.int32)
+    """Each e4m3 byte of words of WORD bytes times the ratio of its row: rounded to fp32, then to
+    e4m3, nearest even and saturating. NaN keeps the sign that its byte had.
+
+    Signs and NaN are worked out for all bytes of a word together, by the top bit of each.
+    """
+    word = x.to(tl.int32).to(tl.uint32, bitcast=True)
+    size, bits = tl.abs(ratio), ratio.to(tl.uint32, bitcast=True)
     product = tl.zeros_like(word)
     for i in tl.static_range(WORD):
-        product |= _byte_times((word >> (8 * i)) & 0xFF, ratio) << (8 * i)
-    return product.to(x.dtype)
+        scaled = _scaled_times((word >> (8 * i)) & 0x7F, size)
+        product |= scaled >> (20 - 8 * i) if i < 3 else scaled << (8 * i - 20)
+    magnitude = word & 0x7F7F7F7F
+    lost = magnitude + 0x01010101  # NaN is 0x7F
+    zero = ~(magnitude + 0x7F7F7F7F)
+    lost |= tl.where(bits << 1 == 0xFF000000, zero, 0)  # times infinity
+    lost = tl.where(bits << 1 > 0xFF000000, 0x80808080, lost & 0x80808080)
+    flip = tl.where(bits >> 31 == 1, 0x80808080, 0) & ~lost
+    product |= ((word ^ flip) & 0x80808080) | (lost - (lost >> 7))
+    return product.to(tl.int32, bitcast=True).to(x.dtype)
 
 
 @triton.jit
-def _byte_times(byte, ratio):
-    """e4m3 byte times fp32, rounded to fp32 and then to e4m3, nearest even and saturating; NaN has
-    the byte's sign. e4m3's exponent and mantissa are fp32's when scaled by 2**-120."""
-    magnitude = ((byte & 0x7F) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
-    product = magnitude * tl.abs(ratio)
-    scaled, _ = e4m3_of(tl.minimum(product, 448.0))
-    sign = (byte ^ (ratio.to(tl.int32, bitcast=True) >> 24)) & 0x80
-    lost = ((byte & 0x7F) == 0x7F) | (product != product)
-    return tl.where(lost, byte | 0x7F, scaled | sign)
+def _scaled_times(magnitude, size):
+    """e4m3 magnitude times fp32 -> the bits of the rounded product times 2**-120: an e4m3 number's
+    exponent and mantissa, subnormals included, from bit 20 on."""
+    value = (magnitude << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
+    _, rounded = e4m3_of(tl.minimum(value * size, 448.0))
+    return (rounded * 7.52316384526264e-37).to(tl.uint32, bitcast=True)
