@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kernels.prepare import State
 
 WEIGHTS = ("w13_weight", "w13_scale", "w2_weight", "w2_scale")
+BIASES = ("w13_bias", "w2_bias")  # matrices of one column
 SMALL = ("w13_scale_2", "w2_scale_2", "a13_scale", "a2_scale")
 
 
@@ -58,17 +59,19 @@ def _shared(state: State) -> bool:
         return False
     scales = torch.float8_e4m3fn if path.format == "nvfp4" else torch.uint8
     pairs, up_first = reads.rows == "pairs", "up_first" in path.steps and plan.gated
-    for name in WEIGHTS:
-        scale = name.endswith("scale")
-        if getattr(state.weights, name).dtype != (scales if scale else torch.uint8):
+    for name in (*WEIGHTS, *BIASES):
+        scale, bias = name.endswith("scale"), name in BIASES
+        if bias and getattr(state.weights, name) is None:
+            continue
+        if not bias and getattr(state.weights, name).dtype != (scales if scale else torch.uint8):
             return False  # the steps say what they want
-        n, k = padded_shapes(plan)[name]
+        n, k = (*padded_shapes(plan)[name], 1)[:2]
         k = round_up(k, reads.scale_pad_k) if scale else k
         view = share(state.weights, plan, name, pairs=pairs)
         layout, first = reads.layouts[name], up_first and name.startswith("w13")
         sizes = tuple(layout.sizes.items())
         if view is None or share_layout(layout, sizes, view.shape[1], n, k, first) is None:
-            if first:
+            if first and not bias:
                 return False
             continue
         state.padded[name] = (n, k)
@@ -107,7 +110,7 @@ def _take_the_rest(state: State) -> None:
         state.tensors |= zip(state.small, job.outs, strict=True)
         state.jobs.append(job)
     state.row_order = ("pairs" if pairs else "gate|up") if plan.gated else "plain"
-    for name in ("w13_bias", "w2_bias"):
+    for name in BIASES:
         if name in state.tensors:
             state.padded[name] = (state.tensors[name].shape[1], 1)
 
@@ -127,7 +130,7 @@ def _shared_yet(state: State) -> None:
 
 
 def _up_first(state: State) -> None:
-    """For weights and scales part of their one pass; biases now."""
+    """Part of the one pass of a tensor; now only for a bias that was taken."""
     if not state.plan.gated:
         return
     if "w13_bias" in state.tensors:
@@ -137,7 +140,8 @@ def _up_first(state: State) -> None:
 
 
 def _lay_out(state: State) -> None:
-    """Every weight and scale from its share to its storage, each byte read and written once."""
+    """Every weight, scale and bias from its share to its storage, each byte read and written
+    once."""
     from kernels.fused.launch import run
     from kernels.fused.share import share_job
     from kernels.prepare import order_biases
@@ -148,7 +152,7 @@ def _lay_out(state: State) -> None:
         o = state.options
         _check_mxfp4(plan, o["num_warps"], o["tp_size"], o["torch_version"], o["generation"])
     jobs = {}
-    for name in WEIGHTS:
+    for name in (*WEIGHTS, *(name for name in BIASES if name in state.shares)):
         layout, up_first = reads.layouts[name], state.row_order == "up|gate" and name[:3] == "w13"
         view = state.shares.get(name)
         if view is None:  # taken, and padded already
@@ -160,13 +164,15 @@ def _lay_out(state: State) -> None:
         merge = state.unmerged if name == "w13_scale" else None
         jobs[name] = share_job(view, layout, n, k, up_first, merge)
     run([*state.jobs, *jobs.values()])
+    order_biases(state)  # those that were taken
     for name, job in jobs.items():
         layout, (n, k) = reads.layouts[name], state.padded[name]
-        if nvfp4:
+        if name in BIASES:
+            t[name] = job.storage.view(-1, n)
+        elif nvfp4:
             t[name] = job.storage.view(-1, *layout.padded(n, k))
         else:
             t[name], state.views[name] = job.storage, layout.consumer_view(job.storage, n, k)
-    order_biases(state)
     if plan.path == "nvfp4_cutedsl":
         for name in ("w13_scale", "w2_scale"):
             state.views[name] = state.routine("nvfp4_swizzled_scale_to_cutedsl_mma_view")(t[name])

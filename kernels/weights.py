@@ -178,12 +178,17 @@ def padded_shapes(plan: ShardPlan) -> dict[str, tuple[int, ...]]:
 def share(
     weights: MoEWeights, plan: ShardPlan, name: str, *, pairs: bool = False
 ) -> torch.Tensor | None:
-    """A rank's part of a weight or scale without padding, as a view [experts, parts, rows, columns]
-    of the checkpoint's memory: w13 has parts gate and up, or one part of pairs. None where rows
-    would have to be woven, which no view can.
+    """A rank's part of a weight, scale or bias without padding, as a view [experts, parts, rows,
+    columns] of the checkpoint's memory: w13 has parts gate and up, or one part of pairs. A bias has
+    one column; w2_bias has no rows beyond tp_rank 0. None where rows would have to be woven, which
+    no view can.
     """
     own = getattr(weights, name)[plan.expert_start : plan.expert_start + plan.expert_count]
-    if name.startswith("w2"):
+    if name == "w2_bias":
+        return own[:, None, : None if plan.tp_rank == 0 else 0, None]
+    if name == "w13_bias":
+        own = own[..., None]
+    elif name.startswith("w2"):
         pieces = _pieces(plan).get(name)
         start, stop = (pieces[0].start, pieces[0].stop) if pieces else (0, 0)
         return own[:, None, :, start:stop]
