@@ -220,3 +220,44 @@ def test_small_tensors(count: int) -> None:
                 rows = x.amax(1) if x.ndim == 2 else x
                 want = rows if repeat is None else x.max().repeat(repeat)
                 assert torch.equal(mine.cpu().nan_to_num(7e37), want.nan_to_num(7e37))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_side_by_side_waits_for_its_inputs_and_is_waited_for() -> None:
+    """On a stream of the caller's, behind inputs that arrive late; and in a CUDA graph."""
+    first, second = (layer("nvfp4_trtllm", "silu", 256, 512, w13_scale_2=None) for _ in range(2))
+    turned = {
+        name: x.view(torch.uint8).flip(2).view(x.dtype)
+        for name, x in first.tensors().items()
+        if x.ndim == 3
+    }
+    second = replace(second, **turned)
+    options: dict[str, Any] = {"target": "sm100", "tp_size": 2, "tp_rank": 1}
+    wants = [prepare("nvfp4_trtllm", weights, **options) for weights in (first, second)]
+    late = moved(first)
+    prepare("nvfp4_trtllm", late, impl="fused", **options)
+    own = torch.cuda.Stream()
+    for turn in range(20):
+        source = moved((first, second)[turn % 2]).tensors()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(own):
+            torch.cuda._sleep(2_000_000)  # about 1 ms
+            for name, x in late.tensors().items():
+                x.copy_(source[name])
+            got = prepare("nvfp4_trtllm", late, impl="fused", **options)
+            copies = {name: x.clone() for name, x in got.tensors.items()}
+        own.synchronize()
+        for name, want in wants[turn % 2].tensors.items():
+            assert torch.equal(*(x.cpu().view(torch.uint8) for x in (copies[name], want))), name
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = prepare("nvfp4_trtllm", late, impl="fused", **options)
+    for turn in range(4):
+        for name, x in late.tensors().items():
+            x.copy_((first, second)[turn % 2].tensors()[name])
+        graph.replay()
+        torch.cuda.synchronize()
+        for name, want in wants[turn % 2].tensors.items():
+            assert torch.equal(*(x.cpu().view(torch.uint8) for x in (got.tensors[name], want))), (
+                name
+            )
