@@ -279,10 +279,12 @@ def test_occupancy_is_limited_by_what_is_scarce(arch):
 
 def test_cell_of_an_absent_device_has_code_and_passes_the_gate(code, monkeypatch, tmp_path):
     """gfx950 without an AMD device: the row's evidence, and the gate on a planted loss."""
+    from harness import rows
     from harness.codegen import bound
     from harness.gate import rules as gate_rules
     from harness.plan import config
     from harness.plan.grid import plan
+    from harness.run.cell import run_cell
 
     monkeypatch.setenv(codegen.CACHE_VARIABLE, str(tmp_path))
     (cell,) = plan(["hw=gfx950", "model=gpt_oss_120b", "path=mxfp4_triton", "tp_size=1"]).cells
@@ -291,6 +293,15 @@ def test_cell_of_an_absent_device_has_code_and_passes_the_gate(code, monkeypatch
     assert set(found["kernels"]) == {"w13", "w2"}
     fused = preparers.of_cell(cell | {"impl": {"name": "fused"}})
     assert set(fused) == {f"prepare_{name}" for name in WEIGHTS} and not preparers.of_cell(cell)
+    absent = run_cell(
+        cell | {"impl": {"name": "fused"}}
+    )  # skipped here, its code read all the same
+    assert absent["status"] == "skipped" and set(absent["codegen"]["kernels"]) == {
+        *fused,
+        "w13",
+        "w2",
+    }
+    rows.validate(absent)
     row = {"cell": cell["cell"], "codegen": found}
     assert gate_rules.codegen(row, row) == []
     w13 = found["kernels"]["w13"]

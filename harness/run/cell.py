@@ -20,7 +20,7 @@ import torch
 
 from harness import rows
 from harness.check import checks, judge
-from harness.codegen import bound, compiler
+from harness.codegen import bound, compiler, preparers
 from harness.env import impls
 from harness.measure import memory, timing, turn
 from harness.plan.routines import ROUTINES
@@ -46,6 +46,7 @@ def run_cell(cell: dict[str, Any], ctx: dict[str, Any] | None = None) -> rows.Ro
     except LayoutError as error:
         rows.finish(row, "refused", str(error))
     except impls.NotAvailable as error:
+        _code_all_the_same(cell, error, row)
         rows.finish(row, "skipped", str(error), error.code)
     except MemoryError as error:
         rows.finish(row, "oom", _sentence(error) or "out of memory")
@@ -191,6 +192,16 @@ def _evidence(cell: dict[str, Any], row: rows.Row, result: Result) -> None:
             row[field] = found(*arguments)
         if row[field] is not None:
             row.pop(f"{field}_absent", None)
+
+
+def _code_all_the_same(cell: dict[str, Any], why: impls.NotAvailable, row: rows.Row) -> None:
+    """A fused layer that cannot run here still compiles for its target: its kernels' code."""
+    if why.code != "NO_DEVICE" or cell["impl"]["name"] != "fused" or cell.get("codegen") is False:
+        return
+    with _clock(row["spent_ms"], "code_and_bound"):
+        row["codegen"] = compiler.for_cell(cell) if preparers.of_cell(cell) else None
+    if row["codegen"] is not None:
+        row.pop("codegen_absent", None)
 
 
 @contextmanager

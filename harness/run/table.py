@@ -50,9 +50,11 @@ def show(rows: Iterable[Mapping[str, Any]], console: Console) -> None:
     for row in rows:
         counts[state(row)] = counts.get(state(row), 0) + 1
     parts = [f"{n} {name}" for name, n in sorted(counts.items(), key=lambda item: -item[1])]
-    timed = sum(row["time"] is not None for row in rows)
+    timed, coded = (sum(bool(row[field]) for row in rows) for field in ("time", "codegen"))
+    code = f"; code read of {coded}" if coded else ""
     console.print(
-        f"{len(rows)} cells: {', '.join(parts) or 'none'}; time measured for {timed} of {len(rows)}"
+        f"{len(rows)} cells: {', '.join(parts) or 'none'}{code}; "
+        f"time measured for {timed} of {len(rows)}"
     )
 
 
