@@ -60,6 +60,9 @@ def test_code_stands_side_by_side_and_advice_cites_it(found):
     for target, line in zip(found[0]["targets"], found[0]["advice"], strict=True):
         assert len(target["code"]) == 2 and not any("error" in r for r in target["code"].values())
         assert target["moved"] and target["hw"] in line and "Evidence: " in line
+        layouts = {name for row in target["rows"] for name in (row["value"], row["scale"])}
+        assert set(target["preparing"]) == layouts - {"strided"}
+        assert all(r["spills"] == 0 and r["instructions"] for r in target["preparing"].values())
         first = target["moved"][0]["sentence"]
         assert first in line
 
@@ -72,7 +75,8 @@ def test_markdown_and_terminal_hold_every_row(found, capsys):
         for label, _ in compare_show.METRICS:
             assert label in text and label in shown
         assert f"## {target['hw']}" in text
-    assert text.count("\n| ") == 2 * (2 + 4 + 2 + len(compare_show.METRICS))
+    kinds = compare_show.METRICS, compare_show.PREPARING
+    assert text.count("\n| ") == 2 * (2 + 4 + sum(2 + len(kind) for kind in kinds))
     json.dumps(found[0])
 
 

@@ -3,7 +3,7 @@ advice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -37,6 +37,16 @@ METRICS: tuple[tuple[str, Callable[[Found], str]], ...] = (
     ("resident blocks", lambda r: f"{r['occupancy']['blocks']} (by {r['occupancy']['limit']})"),
     ("code size", lambda r: f"{r['code_bytes']} B"),
 )
+# And that of a preparing kernel.
+PREPARING: tuple[tuple[str, Callable[[Found], str]], ...] = (
+    ("global loads, a lane", _widths("global_loads")),
+    ("global stores, a lane", _widths("global_stores")),
+    ("shared loads, a lane", _widths("shared_loads")),
+    *(metric for metric in METRICS if metric[0] in (
+        "instructions", "registers a thread", "spill instructions", "shared memory",
+        "resident blocks",
+    )),
+)  # fmt: skip
 LAYOUT_HEAD = (
     "TP",
     "value layout",
@@ -60,14 +70,14 @@ def _layout_rows(target: Found) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def _code_rows(target: Found) -> list[tuple[str, ...]]:
-    rows = []
-    for label, text in METRICS:
-        cells = [
-            r.get("error", "")[:60] if "error" in r else text(r) for r in target["code"].values()
-        ]
-        rows.append((label, *cells))
-    return rows
+def _code_rows(
+    records: Mapping[str, Found], metrics: Sequence[tuple[str, Callable[[Found], str]]]
+) -> list[tuple[str, ...]]:
+    """A line for each metric, a column for each record."""
+    return [
+        (label, *(r["error"][:60] if "error" in r else text(r) for r in records.values()))
+        for label, text in metrics
+    ]
 
 
 def _why(target: Found) -> list[str]:
@@ -111,6 +121,14 @@ def _title(target: Found) -> str:
     return (
         f"{target['hw']} ({target['arch']}): the consumer's code, {shape['matrix']} N={shape['n']} "
         f"K={shape['k']}, {target['x_format']} activations"
+    )
+
+
+def _preparing_title(target: Found) -> str:
+    shape = target["code_shape"]
+    return (
+        f"{target['hw']} ({target['arch']}): the preparing kernels' code, {shape['matrix']} "
+        f"N={shape['n']} K={shape['k']}"
     )
 
 
@@ -159,7 +177,7 @@ def terminal(found: Found, console: Console | None = None) -> None:
         for line in _why(target):
             console.print(f"  {line}", soft_wrap=True, markup=False)
         table = Table("consumer", *target["code"], title=_title(target))
-        for row in _code_rows(target):
+        for row in _code_rows(target["code"], METRICS):
             table.add_row(*row)
         console.print(table)
         for move in target["moved"]:
@@ -170,6 +188,11 @@ def terminal(found: Found, console: Console | None = None) -> None:
             )
         for line in _times(target):
             console.print(f"  {line}", soft_wrap=True, markup=False)
+        if target["preparing"]:
+            table = Table("to prepare", *target["preparing"], title=_preparing_title(target))
+            for row in _code_rows(target["preparing"], PREPARING):
+                table.add_row(*row)
+            console.print(table)
     console.print("Advice", style="bold")
     for line in found["advice"]:
         console.print(f"  {line}", soft_wrap=True, markup=False)
@@ -197,9 +220,14 @@ def markdown(found: Found) -> str:
         out += [f"## {target['hw']} ({target['arch']})", ""]
         out += table(LAYOUT_HEAD, _layout_rows(target))
         out += [*(f"- {line}" for line in _why(target)), "", _title(target), ""]
-        out += table(("consumer", *target["code"]), _code_rows(target))
+        out += table(("consumer", *target["code"]), _code_rows(target["code"], METRICS))
         out += [
             f"- {'better' if m['better'] else 'worse'}: {m['sentence']}" for m in target["moved"]
         ]
         out += [*(f"- {line}" for line in _times(target)), ""]
+        if target["preparing"]:
+            out += [_preparing_title(target), ""]
+            out += table(
+                ("to prepare", *target["preparing"]), _code_rows(target["preparing"], PREPARING)
+            )
     return "\n".join([*out, "## Advice", "", *(f"- {line}" for line in found["advice"]), ""])

@@ -7,8 +7,9 @@
 
 No device is needed. Per target and TP size: the value and scale layout that MXFP4 weights take and
 the rule that says so, what padding adds, the bytes preparation moves with their datasheet bound,
-and the code of the consumer with the layout and without. A time stands only beside the device it
-was measured on. out=FOLDER also writes compare.md and compare.json.
+and the code: of the consumer with the layout and without, and of the preparing kernels. A time
+stands only beside the device it was measured on. out=FOLDER also writes compare.md and
+compare.json.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from harness import ROOT, UsageError, suggest
 from harness.check import consumers
 from harness.codegen import compiler as codegen
+from harness.codegen import preparers
 from harness.codegen import rules as codegen_gate
 from harness.codegen.chips import CHIPS
 from harness.compare import tables as compare_show
@@ -136,8 +138,15 @@ def _target(
         except LayoutError as error:
             refused[name] = {"error": str(error)}
     return {
+        "preparing_launches": {
+            layout.name: preparers.launch(layout, size[0], size[1] // per, arch)
+            for pair in pairs.values()
+            for layout, per in zip(pair, (2, MX_GROUP), strict=True)
+            if not layout.is_plain
+        },
         "hw": hw["name"], "arch": arch, "hbm_bytes_per_s": hw["hbm_bytes_per_s"],
-        "datasheet": hw["source"], "rows": rows, "code": refused, "launches": launches,
+        "datasheet": hw["source"], "rows": rows, "code": refused, "preparing": {},
+        "launches": launches,
         "code_shape": {"matrix": "w13", "n": size[0], "k": size[1], "m": 128},
         "x_format": consumers.CONFIG[arch]["x_format"],
     }  # fmt: skip
@@ -191,12 +200,18 @@ def _variant(name: str, choice: select.Choice) -> tuple[Layout, Layout]:
 
 
 def _compile(targets: Sequence[dict[str, Any]]) -> None:
-    """The consumers' code for every target, and what the gate's rules say of strided against
-    chosen."""
-    work = [(t, name, launch) for t in targets for name, launch in t.pop("launches").items()]
-    records = codegen.compile_many([(launch, t["arch"]) for t, _, launch in work], errors=True)
-    for (target, name, _), record in zip(work, records, strict=True):
-        target["code"][name] = record
+    """The consumers' and the preparing code for every target, and what the gate's rules say of
+    strided against chosen."""
+    kinds = {"code": "launches", "preparing": "preparing_launches"}
+    work = [
+        (target[kind], name, launch, target["arch"])
+        for target in targets
+        for kind, launches in kinds.items()
+        for name, launch in target.pop(launches).items()
+    ]
+    records = codegen.compile_many([(launch, arch) for *_, launch, arch in work], errors=True)
+    for (into, name, *_), record in zip(work, records, strict=True):
+        into[name] = record
     for target in targets:
         names = list(target["code"])
         left, right = target["code"][names[-1]], target["code"][names[0]]
