@@ -1,10 +1,11 @@
-"""The fused form of a layer's preparation: each weight and scale from the checkpoint to its storage
-in one pass, whatever the rank's share.
+"""The fused form of a layer's preparation: each weight, scale and bias from the checkpoint to its
+storage in one pass, whatever the rank's share.
 
-The steps of `kernels.prepare` that copy the share, exchange halves, interleave, shuffle and swizzle
-end in one layout of one view (`kernels.weights.share`, `kernels.fused.share`), so they are one
-launch a tensor here. Bytes, shapes, views and refusals are the steps' own. What starts as bf16, and
-a tensor that no view stands for, goes the steps' way.
+The steps of `kernels.prepare` that copy the share, merge global scales, exchange halves,
+interleave, shuffle and swizzle end in one layout of one view (`kernels.weights.share`,
+`kernels.fused.share`), so they are one launch a tensor here, and one more for the small tensors;
+all of them run side by side. Bytes, shapes, views and refusals are the steps' own. What starts as
+bf16, and a tensor that no view stands for, goes the steps' way.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def steps(state: State) -> dict[str, Callable[[State], None]]:
             state.shares.pop("w13_scale", None)  # made anew by that step
             return own
     if _in_one_launch(state):
-        own |= {"merge_global_scales": _merge_global_scales, "share_activation_scales": _shared_yet}
+        own |= {
+            "merge_global_scales": _merge_global_scales,
+            "share_activation_scales": _shared_already,
+        }
     return own
 
 
@@ -125,8 +129,8 @@ def _merge_global_scales(state: State) -> None:
             state.tensors["w13_scale_2"] = scales.amax(-1)
 
 
-def _shared_yet(state: State) -> None:
-    """The activation scales are one value for all experts since they were taken."""
+def _shared_already(state: State) -> None:
+    """The activation scales are one value for all experts as they were taken."""
 
 
 def _up_first(state: State) -> None:
