@@ -61,14 +61,14 @@ def meta(layout: str, n: int, k: int) -> Job:
 
 def launches(target: str) -> dict[str, tuple[dict[str, Any], int, int]]:
     """Name -> launch and its widest load and store: every shape there, and some back."""
-    table = "hip" if target.startswith("gfx") else "sm90"
+    table = "wave64" if target in ("gfx942", "gfx950") else "sm90"
     found = {}
     for name, (layout, n, k, load, store) in SHAPES.items():
         found[name] = describe(meta(layout, n, k), table), load, store
         if name in ("hopper_value_v3", "128x4", "hopper_scale", "trtllm_w13"):
             back = describe(replace(meta(layout, n, k), back=True), table)
             found[f"{name} back"] = back, store, load
-    merged = ("cutedsl_w13_scale", "trtllm_w13_scale") if table == "sm90" else ()
+    merged = ("cutedsl_w13_scale", "trtllm_w13_scale") if target.startswith("sm") else ()
     for name in merged:  # two global scales made one on the way; no AMD path takes NVFP4
         share = torch.empty((8, 2, 512, 448), dtype=torch.float8_e4m3fn, device="meta")
         made = job_of_parts(LAYOUTS[name], share, torch.empty(8, 2, device="meta"))

@@ -77,4 +77,4 @@ def _weights(model: Mapping[str, Any], path: str) -> MoEWeights:
 
 def _table(arch: str) -> str:
     """The key of the tile table that a target takes."""
-    return "hip" if chip(arch).backend == "hip" else "sm90"
+    return "wave64" if chip(arch).warp == 64 else "sm90"

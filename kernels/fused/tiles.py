@@ -1,13 +1,14 @@
 """Tile sizes of the layout kernels: one literal table per target, found by measurement.
 
-The numbers of sm90 come from `python -m harness.measure.tune` on an H200 (docs/findings.md);
-every NVIDIA GPU takes them. AMD's are sm90's with half the warps, since a wavefront has 64 lanes,
-and were not measured.
+The numbers of sm90 come from `python -m harness.measure.tune` on an H200 (docs/findings.md); every
+GPU with warps of 32 lanes takes them, gfx1250 too. Those of AMD's wavefronts of 64 lanes are
+sm90's with half the warps, and were not measured.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -44,7 +45,7 @@ TILES: dict[str, dict[str, Tile]] = {
         "narrow": Tile(128, 8192, 2, measured=True),
         "swap": Tile(0, 0, 0, rows_units=128, rows_warps=4, measured=True),
     },
-    "hip": {
+    "wave64": {
         "words": Tile(128, 16384, 4),
         "halves": Tile(128, 4096, 2),
         "bytes": Tile(32, 4096, 2),
@@ -57,8 +58,13 @@ TILES: dict[str, dict[str, Tile]] = {
 
 
 def target_of(device: torch.device) -> str:
-    """The table's key for a device: `hip` for AMD, else `sm90`."""
-    return "hip" if device.type == "cuda" and torch.version.hip else "sm90"
+    """The table's key for a device: `wave64` for AMD's wavefronts of 64 lanes, else `sm90`."""
+    return _table(device.index) if device.type == "cuda" and torch.version.hip else "sm90"
+
+
+@cache
+def _table(index: int) -> str:
+    return "wave64" if torch.cuda.get_device_properties(index).warp_size == 64 else "sm90"
 
 
 def tile_for(target: str, kind: str) -> Tile:
