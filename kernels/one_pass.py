@@ -4,8 +4,9 @@ storage in one pass, whatever the rank's share.
 The steps of `kernels.prepare` that copy the share, merge global scales, exchange halves,
 interleave, shuffle and swizzle end in one layout of one view (`kernels.weights.share`,
 `kernels.fused.share`), so they are one launch a tensor here, and one more for the small tensors;
-all of them run side by side. Bytes, shapes, views and refusals are the steps' own. What starts as
-bf16, and a tensor that no view stands for, goes the steps' way.
+all of them run side by side. What starts as bf16 is quantized from the same view, and its codes are
+laid out. Bytes, shapes, views and refusals are the steps' own. A tensor that no view stands for
+goes the steps' way.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("w13_weight", "w13_scale", "w2_weight", "w2_scale")
 BIASES = ("w13_bias", "w2_bias")  # matrices of one column
+DTYPES = {  # (format, whether scales) -> what the launches take
+    ("mxfp4", False): (torch.uint8,), ("mxfp4", True): (torch.uint8,),
+    ("nvfp4", False): (torch.uint8,), ("nvfp4", True): (torch.float8_e4m3fn,),
+    ("bf16", False): (torch.bfloat16, torch.float16, torch.float32),
+}  # fmt: skip
 SMALL = ("w13_scale_2", "w2_scale_2", "a13_scale", "a2_scale")
 
 
@@ -37,7 +43,7 @@ def steps(state: State) -> dict[str, Callable[[State], None]]:
         return {}
     own: dict[str, Callable[[State], None]]
     own = dict.fromkeys(("cutedsl", "trtllm", "cutlass", "swizzle"), _lay_out)
-    own |= {"shard_and_pad": _take_the_rest, "up_first": _up_first}
+    own |= {"shard_and_pad": _take_the_rest, "quantize": _quantize, "up_first": _up_first}
     scale_2, scale = state.weights.w13_scale_2, state.shares.get("w13_scale")
     if scale_2 is not None and scale_2.ndim == 2:
         if scale is not None and scale.shape[1] == 2:
@@ -59,28 +65,43 @@ def _shared(state: State) -> bool:
     from kernels.prepare import PATHS
 
     plan, path, reads = state.plan, PATHS[state.plan.path], state.reads
-    if path.format == "bf16":
-        return False
-    scales = torch.float8_e4m3fn if path.format == "nvfp4" else torch.uint8
     pairs, up_first = reads.rows == "pairs", "up_first" in path.steps and plan.gated
     for name in (*WEIGHTS, *BIASES):
-        scale, bias = name.endswith("scale"), name in BIASES
-        if bias and getattr(state.weights, name) is None:
-            continue
-        if not bias and getattr(state.weights, name).dtype != (scales if scale else torch.uint8):
+        tensor = getattr(state.weights, name)
+        if tensor is None:
+            continue  # no bias; or the scales of bf16, which come with its codes
+        if name not in BIASES and tensor.dtype not in DTYPES[path.format, name[-5:] == "scale"]:
             return False  # the steps say what they want
-        n, k = (*padded_shapes(plan)[name], 1)[:2]
-        k = round_up(k, reads.scale_pad_k) if scale else k
+        n, k = _padded(state, name)
         view = share(state.weights, plan, name, pairs=pairs)
         layout, first = reads.layouts[name], up_first and name.startswith("w13")
         sizes = tuple(layout.sizes.items())
         if view is None or share_layout(layout, sizes, view.shape[1], n, k, first) is None:
-            if first and not bias:
+            if path.format == "bf16" or (first and name not in BIASES):
                 return False
             continue
         state.padded[name] = (n, k)
         state.shares[name] = view
     return True
+
+
+def _padded(state: State, name: str) -> tuple[int, int]:
+    """A tensor's rows and columns on the rank before its layout; bf16 is meant as codes."""
+    n, k = (*padded_shapes(state.plan)[name], 1)[:2]
+    if state.plan.format == "bf16" and name.endswith("weight"):
+        k //= 2
+    return n, round_up(k, state.reads.scale_pad_k) if name.endswith("scale") else k
+
+
+def _quantize(state: State) -> None:
+    """bf16 shares to codes and scales, read where the checkpoint has them; no padding is quantized:
+    it is zeros in either form."""
+    for name in ("w13", "w2"):
+        view = state.shares[f"{name}_weight"]
+        codes, scale, *_ = state.routine("downcast_to_mxfp")(view, view.ndim - 1)
+        for part, tensor in (("weight", codes), ("scale", scale)):
+            state.shares[f"{name}_{part}"] = tensor
+            state.padded[f"{name}_{part}"] = _padded(state, f"{name}_{part}")
 
 
 def _in_one_launch(state: State) -> bool:
@@ -191,8 +212,8 @@ def _check_mxfp4(
 
     shapes = padded_shapes(plan)
     for name in ("w13", "w2"):
-        values, scale = (
-            torch.empty((plan.expert_count, *shape), dtype=torch.uint8, device="meta")
-            for shape in (shapes[f"{name}_weight"], shapes[f"{name}_scale"])
+        scale = torch.empty(
+            (plan.expert_count, *shapes[f"{name}_scale"]), dtype=torch.uint8, device="meta"
         )
+        values = scale.repeat_interleave(plan.block // 2, -1)
         check_mxfp4(values, scale, num_warps, plan.target, tp_size, torch_version, generation)

@@ -213,4 +213,4 @@ def test_global_scales_merge_within_the_stated_bound_and_codes_stay():
 
 @pytest.mark.timeout(1800)
 def test_fused_suite_against_the_reference(suite):
-    suite("prepare_suite.py", least=90)
+    suite("prepare_suite.py", least=100)

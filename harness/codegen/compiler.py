@@ -126,7 +126,7 @@ def cache_dir() -> Path:
     if path := os.environ.get(CACHE_VARIABLE):
         return Path(path) / "codegen"
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "fp4-weights" / "codegen"
+    return Path(base) / "fp4-moe-layouts" / "codegen"
 
 
 @cache

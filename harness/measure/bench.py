@@ -25,6 +25,7 @@ import kernels
 from harness import UsageError, rows
 from harness.measure import memory, timing
 from harness.measure.bench_cases import CASES, Case, inputs, tensors
+from kernels import shard
 from kernels.prepare import prepare
 
 T = torch.Tensor
@@ -81,12 +82,14 @@ def useful(case: Case, made: dict[str, T], result: Any) -> int:
     inputs do not count, nor do other ranks' shares."""
     count = lambda xs: sum(x.numel() * x.element_size() for x in xs)
     if case.target:
-        from kernels.fused.launch import planned
-        from kernels.fused.rearrange import Job
-
-        with planned() as jobs:
-            call(case, "fused", made)
-        return count(x for job in jobs if isinstance(job, Job) for x in (job.x, job.storage))
+        (weights,) = case.args(made)
+        plan = shard.plan(
+            case.routine, case.target, experts=weights.experts, hidden=weights.hidden,
+            intermediate=weights.intermediate, activation=weights.activation,
+            interleaved=weights.interleaved, tp_size=case.tp_size,
+        )  # fmt: skip
+        large = (x for x in made.values() if x.ndim == 3)
+        return count(large) * plan.real // plan.intermediate + count(tensors(result))
     outputs = tensors(result)
     if case.in_place:
         return 2 * count(outputs)

@@ -146,6 +146,19 @@ def _layer(
     return replace(case, target="sm100")
 
 
+def _layer_from_bf16(model: str, h: int, i: int, tp_size: int, bar: float) -> Case:
+    """A whole layer of 32 experts on a rank, quantized from bf16 to MXFP4 on the way."""
+    activation = find("swigluoai" if model == _OSS else "silu")
+    case = _case(
+        f"mxfp4_quantize {model} TP {tp_size}", "mxfp4_quantize", model, bar,
+        {"w13_weight": (32, 2 * i, h), "w2_weight": (32, h, i)},
+        lambda t: (MoEWeights(**t, w13_scale=None, w2_scale=None, format="bf16",
+                              activation=activation.name, interleaved=activation.interleaved),),
+        dtypes=dict.fromkeys(("w13_weight", "w2_weight"), torch.bfloat16), tp_size=tp_size,
+    )  # fmt: skip
+    return replace(case, target="sm90")
+
+
 _W13, _MX13, _NV13 = (128, 5760, 1440), (128, 5760, 90), (128, 5760, 180)
 _OSS, _R1, _QWEN = "gpt_oss_120b", "deepseek_r1_nvfp4", "qwen3_235b"
 
@@ -178,6 +191,8 @@ CASES: tuple[Case, ...] = (
     _layer("nvfp4_cutedsl", _OSS, 2880, 2880, 1, 0.90),
     _layer("nvfp4_cutedsl", _OSS, 2880, 2880, 4, 0.75),
     _layer("nvfp4_cutlass", _QWEN, 4096, 1536, 4, 0.75),
+    *(_layer_from_bf16(_OSS, 2880, 2880, tp_size, 0.5) for tp_size in (1, 2, 8)),
+    _layer_from_bf16(_QWEN, 4096, 1536, 2, 0.5),
     _layout("Hopper value", "hopper_value_v3", 0.90, _W13),
     _layout("Hopper scale, 8 warps", "hopper_scale_w8", 0.80, _MX13),
     _layout("Hopper scale, 4 warps", "hopper_scale_w4", 0.80, _MX13),

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.run.source import synthetic
 from kernels.errors import LayoutError
-from kernels.fused import rearrange
+from kernels.fused import quantize, rearrange
 from kernels.fused.launch import planned, run
 from kernels.fused.per_expert import small_tensors
 from kernels.prepare import PATHS, prepare
@@ -28,7 +28,7 @@ TARGETS = {
     "nvfp4_trtllm": ("sm100",),
     "nvfp4_cutlass": ("sm100", "sm120"),
     "mxfp4_triton": ("sm90", "sm100", "gfx942", "gfx950", "gfx1250"),
-    "mxfp4_quantize": ("sm90",),  # starts as bf16: goes the steps' way, on views where it can
+    "mxfp4_quantize": ("sm90", "gfx950"),  # starts as bf16
 }
 ONE_PASS = [path for path in TARGETS if path != "mxfp4_quantize"]
 EXPERTS = 2
@@ -122,6 +122,24 @@ def test_one_launch_a_tensor(path: str, intermediate: int, monkeypatch: pytest.M
     theirs = {x.untyped_storage().data_ptr() for x in given.tensors().values()}
     assert len(seen) == 5
     assert {x.untyped_storage().data_ptr() for x in seen} <= theirs
+
+
+def test_bf16_is_quantized_where_the_checkpoint_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halves, pairs and columns of a rank are read in place, and only their codes are laid out."""
+    seen: list[torch.Tensor] = []
+    real = quantize.downcast_to_mxfp
+
+    def downcast(x: torch.Tensor, *args: Any) -> Any:
+        seen.append(x)
+        return real(x, *args)
+
+    monkeypatch.setattr(quantize, "downcast_to_mxfp", downcast)
+    for activation in ("silu", "swigluoai", "relu2_no_mul"):
+        given = moved(layer("mxfp4_quantize", activation, 96, 352))
+        prepare("mxfp4_quantize", given, target="sm90", tp_size=2, tp_rank=1, impl="fused")
+        theirs = {x.untyped_storage().data_ptr() for x in given.tensors().values()}
+        assert len(seen) == 2 and {x.untyped_storage().data_ptr() for x in seen} <= theirs
+        seen.clear()
 
 
 class Computed(TorchDispatchMode):
@@ -261,3 +279,15 @@ def test_side_by_side_waits_for_its_inputs_and_is_waited_for() -> None:
             assert torch.equal(*(x.cpu().view(torch.uint8) for x in (got.tensors[name], want))), (
                 name
             )
+
+
+@pytest.mark.parametrize("path", TARGETS)
+def test_a_rank_that_owns_nothing_or_part_of_a_block(path: str) -> None:
+    """96 rows in four: the last rank has none; of 88, the third has half a block of 32."""
+    for intermediate, rank in ((96, 3), (88, 2)):
+        if PATHS[path].format == "nvfp4" and intermediate % 16:
+            continue
+        for activation in ("silu", "swigluoai"):
+            weights = layer(path, activation, 64, intermediate)
+            for target in TARGETS[path]:
+                both(weights, path, target=target, tp_size=4, tp_rank=rank)
