@@ -20,6 +20,7 @@ import torch
 from kernels import pads
 from kernels.catalog import LAYOUTS
 from kernels.layout import round_up
+from kernels.quantize_task import SOURCE_DTYPES
 from kernels.shard import ShardPlan
 from kernels.weights import padded_shapes, share, take
 
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("w13_weight", "w13_scale", "w2_weight", "w2_scale")
 BIASES = ("w13_bias", "w2_bias")  # matrices of one column
-DTYPES = {  # (format, whether scales) -> what the launches take
-    ("mxfp4", False): (torch.uint8,), ("mxfp4", True): (torch.uint8,),
-    ("nvfp4", False): (torch.uint8,), ("nvfp4", True): (torch.float8_e4m3fn,),
-    ("bf16", False): (torch.bfloat16, torch.float16, torch.float32),
-}  # fmt: skip
+DTYPES = {  # what the launches take: weights, scales
+    "mxfp4": ((torch.uint8,), (torch.uint8,)),
+    "nvfp4": ((torch.uint8,), (torch.float8_e4m3fn,)),
+    "bf16": (SOURCE_DTYPES, ()),
+}
 SMALL = ("w13_scale_2", "w2_scale_2", "a13_scale", "a2_scale")
 
 
@@ -52,10 +53,7 @@ def steps(state: State) -> dict[str, Callable[[State], None]]:
             state.shares.pop("w13_scale", None)  # made anew by that step
             return own
     if _in_one_launch(state):
-        own |= {
-            "merge_global_scales": _merge_global_scales,
-            "share_activation_scales": _shared_already,
-        }
+        own["share_activation_scales"] = _shared_already
     return own
 
 
@@ -70,7 +68,7 @@ def _shared(state: State) -> bool:
         tensor = getattr(state.weights, name)
         if tensor is None:
             continue  # no bias; or the scales of bf16, which come with its codes
-        if name not in BIASES and tensor.dtype not in DTYPES[path.format, name[-5:] == "scale"]:
+        if name not in BIASES and tensor.dtype not in DTYPES[path.format]["scale" in name]:
             return False  # the steps say what they want
         n, k = _padded(state, name)
         view = share(state.weights, plan, name, pairs=pairs)
@@ -143,11 +141,10 @@ def _take_the_rest(state: State) -> None:
 def _merge_global_scales(state: State) -> None:
     """Gate's and up's global scales become the larger of both; the block scales follow in their
     one pass."""
-    scales = state.small.get("w13_scale_2", state.tensors.get("w13_scale_2"))
-    if scales is not None and scales.ndim == 2:
-        state.unmerged = scales.contiguous()
-        if "w13_scale_2" not in state.small:
-            state.tensors["w13_scale_2"] = scales.amax(-1)
+    scales = state.small.get("w13_scale_2", state.tensors["w13_scale_2"])
+    state.unmerged = scales.contiguous()
+    if not state.small:
+        state.tensors["w13_scale_2"] = scales.amax(-1)
 
 
 def _shared_already(state: State) -> None:

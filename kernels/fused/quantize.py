@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import triton
 
+from kernels.catalog import LAYOUTS
 from kernels.errors import LayoutError
 from kernels.formats import MXFP4, NVFP4, per_matrix
 from kernels.fused.dequantize import dequantize_mxfp4, dequantize_nvfp4, pack_e2m1, unpack_e2m1
@@ -18,9 +19,9 @@ from kernels.fused.launch import launchable, run
 from kernels.fused.quantize_across import quantize_across_kernel
 from kernels.fused.quantize_blocks import quantize_blocks_kernel
 from kernels.fused.quantize_kernels import largest_finite_kernel, quantize_kernel
-from kernels.fused.rearrange import as_batch, job_of_parts
+from kernels.fused.rearrange import as_batch
 from kernels.fused.rows import Rows, rows_of
-from kernels.layout import Layout
+from kernels.fused.share import share_job
 from kernels.quantize_task import (
     SCALE_ROUNDING,
     QuantizeTask,
@@ -29,6 +30,7 @@ from kernels.quantize_task import (
     plan_mxfp4,
     plan_nvfp4,
 )
+from kernels.reference.reorder import interleave_layout
 
 __all__ = [
     "dequantize_mxfp4",
@@ -40,10 +42,6 @@ __all__ = [
     "quantize_nvfp4",
     "unpack_e2m1",
 ]
-
-# Rows of gate and up as they are: halves one after the other, or in turn.
-_HALVES = Layout("halves", "(g h) k -> (g h) k", {"g": 2}, align=(2, 1))
-_PAIRS = Layout("pairs", "(g h) k -> (h g) k", {"g": 2}, align=(2, 1))
 
 
 def downcast_to_mxfp(
@@ -92,13 +90,14 @@ def merge_global_scales(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Give w1 and w3 one global scale; the reference says the contract and proves the bound."""
     check_merge(scale, global_scales)
-    rows = scale.shape[-2]
-    shape = (2, rows // 2) if not interleaved else (rows // 2, 2)
-    halves = as_batch(scale).unflatten(1, shape)
+    rows, groups = scale.shape[-2:]
+    halves = as_batch(scale).unflatten(1, (rows // 2, 2) if interleaved else (2, rows // 2))
     if interleaved:
-        halves = halves.transpose(1, 2)
+        layout, halves = interleave_layout(1), halves.transpose(1, 2)
+    else:
+        layout = LAYOUTS["strided"]
     pairs = global_scales.reshape(-1, 2).contiguous()
-    job = job_of_parts(_PAIRS if interleaved else _HALVES, halves, pairs)
+    job = share_job(halves, layout, rows, groups, False, pairs)
     run([job])
     return job.storage.view(scale.shape), global_scales.amax(-1)
 
