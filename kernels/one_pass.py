@@ -22,13 +22,11 @@ from kernels.catalog import LAYOUTS
 from kernels.layout import round_up
 from kernels.quantize_task import SOURCE_DTYPES
 from kernels.shard import ShardPlan
-from kernels.weights import padded_shapes, share, take
+from kernels.weights import BIASES, WEIGHTS, padded_shapes, share, take
 
 if TYPE_CHECKING:
     from kernels.prepare import State
 
-WEIGHTS = ("w13_weight", "w13_scale", "w2_weight", "w2_scale")
-BIASES = ("w13_bias", "w2_bias")  # matrices of one column
 DTYPES = {  # what the launches take: weights, scales
     "mxfp4": ((torch.uint8,), (torch.uint8,)),
     "nvfp4": ((torch.uint8,), (torch.float8_e4m3fn,)),

@@ -20,6 +20,8 @@ from kernels.errors import LayoutError
 from kernels.pads import BLOCK
 from kernels.shard import Piece, ShardPlan
 
+WEIGHTS = ("w13_weight", "w13_scale", "w2_weight", "w2_scale")
+BIASES = ("w13_bias", "w2_bias")  # matrices of one column
 PREPARED_MARK = "prepared_layout"  # attribute set on every tensor that is in a backend's form
 
 
@@ -59,16 +61,7 @@ class MoEWeights:
                 f"MoEWeights: {self.activation!r} has no gate, so rows cannot interleave"
             )
         e, h, i = self.experts, self.hidden, self.intermediate
-        rows, block = i * self.parts, BLOCK[self.format]
-        per_byte = 1 if self.format == "bf16" else 2
-        expected = {
-            "w13_weight": (e, rows, h // per_byte),
-            "w2_weight": (e, h, i // per_byte),
-            "w13_bias": (e, rows),
-            "w2_bias": (e, h),
-        }
-        if self.format != "bf16":
-            expected |= {"w13_scale": (e, rows, -(-h // block)), "w2_scale": (e, h, -(-i // block))}
+        expected = checkpoint_shapes(e, h, i, self.parts, self.format)
         for name, tensor in self.tensors().items():
             if name in expected and tuple(tensor.shape) != expected[name]:
                 raise LayoutError(
@@ -108,6 +101,23 @@ class MoEWeights:
 
 
 TENSORS = tuple(f.name for f in fields(MoEWeights) if str(f.type).startswith("torch."))
+
+
+def checkpoint_shapes(
+    experts: int, hidden: int, intermediate: int, parts: int, form: str
+) -> dict[str, tuple[int, ...]]:
+    """Each weight, scale and bias of an unsharded layer, in its own units. parts: 2 with a gate."""
+    rows, block, per_byte = intermediate * parts, BLOCK[form], 1 if form == "bf16" else 2
+    shapes: dict[str, tuple[int, ...]] = {
+        "w13_weight": (experts, rows, hidden // per_byte),
+        "w13_scale": (experts, rows, -(-hidden // block)),
+        "w2_weight": (experts, hidden, intermediate // per_byte),
+        "w2_scale": (experts, hidden, -(-intermediate // block)),
+        "w13_bias": (experts, rows),
+        "w2_bias": (experts, hidden),
+    }
+    scaled = form != "bf16"
+    return {name: shape for name, shape in shapes.items() if scaled or name[-5:] != "scale"}
 
 
 def take(

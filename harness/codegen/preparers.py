@@ -17,10 +17,9 @@ from harness.codegen.chips import chip
 from kernels import activations
 from kernels.errors import LayoutError
 from kernels.layout import Layout
-from kernels.one_pass import WEIGHTS
-from kernels.pads import BLOCK, FORMAT
+from kernels.pads import FORMAT
 from kernels.prepare import prepare
-from kernels.weights import MoEWeights
+from kernels.weights import WEIGHTS, MoEWeights, checkpoint_shapes
 
 EXPERTS = 8
 
@@ -60,19 +59,18 @@ def of_cell(cell: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _weights(model: Mapping[str, Any], path: str) -> MoEWeights:
-    """A checkpoint's layer without memory; without biases, which no kernel here moves."""
-    h, i, found = model["H"], model["I"], activations.find(model["activation"])
-    form = FORMAT[path]
-    rows, block = i * (2 if found.gated else 1), BLOCK[form]
-    kind = torch.float8_e4m3fn if form == "nvfp4" else torch.uint8
-    empty = lambda *shape, dtype=torch.uint8: torch.empty(
-        (EXPERTS, *shape), dtype=dtype, device="meta"
-    )
-    return MoEWeights(
-        empty(rows, h // 2), empty(rows, -(-h // block), dtype=kind),
-        empty(h, i // 2), empty(h, -(-i // block), dtype=kind),
-        format=form, activation=found.name, interleaved=found.interleaved,
-    )  # fmt: skip
+    """A checkpoint's layer without memory, and without what is small: biases and global scales."""
+    form, found = FORMAT[path], activations.find(model["activation"])
+    parts = 2 if found.gated else 1
+    shapes = checkpoint_shapes(EXPERTS, model["H"], model["I"], parts, form)
+    scale = torch.float8_e4m3fn if form == "nvfp4" else torch.uint8
+    made = {
+        name: torch.empty(
+            shapes[name], dtype=scale if "scale" in name else torch.uint8, device="meta"
+        )
+        for name in WEIGHTS
+    }
+    return MoEWeights(**made, format=form, activation=found.name, interleaved=found.interleaved)
 
 
 def _table(arch: str) -> str:

@@ -25,8 +25,8 @@ import kernels
 from harness import UsageError, rows
 from harness.measure import memory, timing
 from harness.measure.bench_cases import CASES, Case, inputs, tensors
-from kernels import shard
 from kernels.prepare import prepare
+from kernels.prepared import PreparedLayer
 
 T = torch.Tensor
 OUT = Path("results") / "runs" / "bench" / "rows.jsonl"
@@ -37,12 +37,17 @@ def split(made: dict[str, T], at: slice) -> dict[str, T]:
     return {name: x[at] for name, x in made.items()}
 
 
+def layer(case: Case, impl: str, made: dict[str, T]) -> PreparedLayer:
+    """The layer of a case whose routine is a path, prepared."""
+    return prepare(
+        case.routine, *case.args(made), target=case.target, tp_size=case.tp_size, impl=impl
+    )
+
+
 def call(case: Case, impl: str, made: dict[str, T]) -> Any:
     """One call of the case's routine, or of its path, on these inputs."""
     if case.target:
-        done = prepare(
-            case.routine, *case.args(made), target=case.target, tp_size=case.tp_size, impl=impl
-        )
+        done = layer(case, impl, made)
         return [done.tensors[name] for name in sorted(done.tensors)]
     return kernels.resolve(case.routine, impl)(*case.args(made), **case.kwargs)
 
@@ -82,12 +87,7 @@ def useful(case: Case, made: dict[str, T], result: Any) -> int:
     inputs do not count, nor do other ranks' shares."""
     count = lambda xs: sum(x.numel() * x.element_size() for x in xs)
     if case.target:
-        (weights,) = case.args(made)
-        plan = shard.plan(
-            case.routine, case.target, experts=weights.experts, hidden=weights.hidden,
-            intermediate=weights.intermediate, activation=weights.activation,
-            interleaved=weights.interleaved, tp_size=case.tp_size,
-        )  # fmt: skip
+        plan = layer(case, "fused", made).plan
         large = (x for x in made.values() if x.ndim == 3)
         return count(large) * plan.real // plan.intermediate + count(tensors(result))
     outputs = tensors(result)

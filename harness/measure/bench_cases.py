@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from kernels.activations import find
-from kernels.weights import MoEWeights
+from kernels.pads import FORMAT
+from kernels.weights import WEIGHTS, MoEWeights, checkpoint_shapes
 
 T = torch.Tensor
 E4M3 = torch.float8_e4m3fn
@@ -126,37 +127,28 @@ def _nvfp4(dtype: torch.dtype, computed: bool = False) -> Case:
 def _layer(
     path: str, model: str, h: int, i: int, tp_size: int, bar: float, two: bool = False
 ) -> Case:
-    """A whole NVFP4 layer of 32 experts on a rank, from the unsharded checkpoint. two: gate's and
-    up's global scales differ."""
-    activation = find("swigluoai" if model == _OSS else "silu")
-    shapes = {
-        "w13_weight": (32, 2 * i, h // 2), "w13_scale": (32, 2 * i, h // 16),
-        "w2_weight": (32, h, i // 2), "w2_scale": (32, h, i // 16),
-        "w13_scale_2": (32, 2) if two else (32,), "w2_scale_2": (32,), "a13_scale": (32,),
-        "a2_scale": (32,),
-    }  # fmt: skip
+    """A whole layer of 32 experts on a rank, from the unsharded checkpoint. two: gate's and up's
+    global scales differ."""
+    form, activation = FORMAT[path], find("swigluoai" if model == _OSS else "silu")
+    every = checkpoint_shapes(32, h, i, 2, form)
+    shapes = {name: every[name] for name in WEIGHTS if name in every}
+    if form == "nvfp4":
+        shapes |= dict.fromkeys(("w13_scale_2", "w2_scale_2", "a13_scale", "a2_scale"), (32,))
+        shapes |= {"w13_scale_2": (32, 2)} if two else {}
+    absent: dict[str, Any] = dict.fromkeys(set(WEIGHTS) - set(every))
     dtypes = {name: torch.float32 for name, shape in shapes.items() if len(shape) < 3}
+    if form == "nvfp4":
+        dtypes |= {"w13_scale": E4M3, "w2_scale": E4M3}
+    elif form == "bf16":
+        dtypes = dict.fromkeys(shapes, torch.bfloat16)
     case = _case(
         f"{path} {model} TP {tp_size}" + (", two global scales" if two else ""), path, model, bar,
         shapes,
-        lambda t: (MoEWeights(**t, format="nvfp4", activation=activation.name,
+        lambda t: (MoEWeights(**t, **absent, format=form, activation=activation.name,
                               interleaved=activation.interleaved),),
-        dtypes=dtypes | {"w13_scale": E4M3, "w2_scale": E4M3}, tp_size=tp_size,
+        dtypes=dtypes, tp_size=tp_size,
     )  # fmt: skip
-    return replace(case, target="sm100")
-
-
-def _layer_from_bf16(model: str, h: int, i: int, tp_size: int, bar: float) -> Case:
-    """A whole layer of 32 experts on a rank, quantized from bf16 to MXFP4 on the way."""
-    activation = find("swigluoai" if model == _OSS else "silu")
-    case = _case(
-        f"mxfp4_quantize {model} TP {tp_size}", "mxfp4_quantize", model, bar,
-        {"w13_weight": (32, 2 * i, h), "w2_weight": (32, h, i)},
-        lambda t: (MoEWeights(**t, w13_scale=None, w2_scale=None, format="bf16",
-                              activation=activation.name, interleaved=activation.interleaved),),
-        dtypes=dict.fromkeys(("w13_weight", "w2_weight"), torch.bfloat16), tp_size=tp_size,
-    )  # fmt: skip
-    return replace(case, target="sm90")
+    return replace(case, target="sm100" if form == "nvfp4" else "sm90")
 
 
 _W13, _MX13, _NV13 = (128, 5760, 1440), (128, 5760, 90), (128, 5760, 180)
@@ -191,8 +183,8 @@ CASES: tuple[Case, ...] = (
     _layer("nvfp4_cutedsl", _OSS, 2880, 2880, 1, 0.90),
     _layer("nvfp4_cutedsl", _OSS, 2880, 2880, 4, 0.75),
     _layer("nvfp4_cutlass", _QWEN, 4096, 1536, 4, 0.75),
-    *(_layer_from_bf16(_OSS, 2880, 2880, tp_size, 0.5) for tp_size in (1, 2, 8)),
-    _layer_from_bf16(_QWEN, 4096, 1536, 2, 0.5),
+    *(_layer("mxfp4_quantize", _OSS, 2880, 2880, tp_size, 0.5) for tp_size in (1, 2, 8)),
+    _layer("mxfp4_quantize", _QWEN, 4096, 1536, 2, 0.5),
     _layout("Hopper value", "hopper_value_v3", 0.90, _W13),
     _layout("Hopper scale, 8 warps", "hopper_scale_w8", 0.80, _MX13),
     _layout("Hopper scale, 4 warps", "hopper_scale_w4", 0.80, _MX13),

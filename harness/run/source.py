@@ -15,7 +15,7 @@ import torch
 from harness.run import reader
 from kernels import activations
 from kernels.pads import BLOCK
-from kernels.weights import MoEWeights
+from kernels.weights import BIASES, WEIGHTS, MoEWeights, checkpoint_shapes
 
 E4M3 = torch.float8_e4m3fn
 _CHUNK = 1 << 19  # random words drawn once, then repeated under another xor each time: 4 MiB
@@ -43,21 +43,12 @@ def synthetic(
     positions: None for random bytes; 0 to 3 for that byte of each element's address in its tensor.
     """
     found = activations.find(activation)
-    rows, block = intermediate * (2 if found.gated else 1), BLOCK[form]
-    shapes = {
-        "w13_weight": (experts, rows, hidden // 2),
-        "w13_scale": (experts, rows, -(-hidden // block)),
-        "w2_weight": (experts, hidden, intermediate // 2),
-        "w2_scale": (experts, hidden, -(-intermediate // block)),
-    }
+    shapes = checkpoint_shapes(experts, hidden, intermediate, 2 if found.gated else 1, form)
     made: dict[str, Any] = {}
-    for number, (name, shape) in enumerate(shapes.items()):
+    for number, name in enumerate(WEIGHTS):
+        shape = shapes.get(name, ())
         if form == "bf16":
-            if name.endswith("weight"):
-                wide = (*shape[:2], hidden if name == "w13_weight" else intermediate)
-                made[name] = _bf16(wide, seed * 8 + number)
-            else:
-                made[name] = None
+            made[name] = _bf16(shape, seed * 8 + number) if shape else None
             continue
         count = torch.Size(shape).numel()
         if positions is None:
@@ -75,8 +66,8 @@ def synthetic(
         for name in ("w13_scale_2", "w2_scale_2", "a13_scale", "a2_scale"):
             made[name] = torch.rand(experts, generator=small) * 0.01 + 0.001
     if found.name.startswith("swigluoai"):  # gpt-oss layers carry biases
-        for name, length in (("w13_bias", rows), ("w2_bias", hidden)):
-            made[name] = torch.randn(experts, length, generator=small).to(torch.bfloat16)
+        for name in BIASES:
+            made[name] = torch.randn(shapes[name], generator=small).to(torch.bfloat16)
     if device != "cpu":
         made = {name: x if x is None else x.to(device) for name, x in made.items()}
     return MoEWeights(**made, format=form, activation=found.name, interleaved=found.interleaved)
