@@ -125,11 +125,7 @@ def _title(target: Found) -> str:
 
 
 def _preparing_title(target: Found) -> str:
-    shape = target["code_shape"]
-    return (
-        f"{target['hw']} ({target['arch']}): the preparing kernels' code, {shape['matrix']} "
-        f"N={shape['n']} K={shape['k']}"
-    )
+    return f"{target['hw']} ({target['arch']}): preparing kernels"
 
 
 def advice(target: Found) -> str:

@@ -93,7 +93,7 @@ def run(jobs: Iterable[Launch]) -> None:
 
 @contextmanager
 def planned() -> Iterator[list[Launch]]:
-    """The launches of the calls inside, kept in place of run: tensors may be on the device `meta`,
+    """What the calls inside give to `run`, kept in its place: tensors may be on the device `meta`,
     and outputs stay unwritten."""
     jobs: list[Launch] = []
     before = _kept.set(jobs)
